@@ -1,0 +1,1 @@
+"""Every operation the engine needs from a device, in torch."""

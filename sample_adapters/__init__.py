@@ -1,0 +1,1 @@
+"""Adapters for the default base that ship with the product."""
