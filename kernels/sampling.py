@@ -1,0 +1,105 @@
+"""Drawing tokens for a batch. A row's draw depends on its logits, its settings, its seed and its position, and on nothing else."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How one row is drawn. Off: temperature 0 (greedy), top_k 0, top_p 1, min_p 0, repetition_penalty 1."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    position: int = 0
+    seen: Tensor | None = None
+    """[n] int64 ids that the penalty acts on (prompt and reply); needed when the penalty is on"""
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """One token id for every row; -1 where a row holds a number that is not finite.
+
+    Semantics, in this order: repetition penalty, temperature, top-k, top-p, min-p, argmax(log p + Gumbel noise(seed, position)).
+    logits: [rows, vocab], any float dtype, not changed.
+    """
+    logits = logits.float()
+    finite = torch.isfinite(logits).all(-1)
+    logits = _penalised(logits, draws)
+    tokens = logits.argmax(-1)
+    hot = [row for row, draw in enumerate(draws) if draw.temperature > 0]
+    if hot:
+        tokens[torch.tensor(hot, device=logits.device)] = _draw(logits[hot], [draws[row] for row in hot])
+    return torch.where(finite, tokens, -1).tolist()
+
+
+def _penalised(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    if all(draw.repetition_penalty == 1.0 for draw in draws):
+        return logits
+    logits = logits.clone()
+    for row, draw in enumerate(draws):
+        if draw.repetition_penalty != 1.0 and draw.seen is not None:
+            old = logits[row, draw.seen]
+            logits[row, draw.seen] = torch.where(old > 0, old / draw.repetition_penalty, old * draw.repetition_penalty)
+    return logits
+
+
+def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
+
+    scaled = logits.double() / column([draw.temperature for draw in draws])
+    scaled = scaled - scaled.amax(-1, keepdim=True)
+    if any(draw.top_k or draw.top_p < 1.0 for draw in draws):
+        scaled = _top(scaled, draws, column([draw.top_p for draw in draws]))
+    if any(draw.min_p > 0.0 for draw in draws):
+        threshold = column([draw.min_p for draw in draws]).log()  # relative to the best token, which is at 0
+        scaled = scaled.masked_fill(scaled < threshold, -torch.inf)
+    noise = torch.stack([gumbel(draw.seed, draw.position, logits.shape[-1], logits.device) for draw in draws])
+    return (scaled + noise).argmax(-1)
+
+
+def _top(scaled: Tensor, draws: Sequence[Draw], top_p: Tensor) -> Tensor:
+    """Keeps the top_k best, and of them the fewest whose probabilities reach top_p (the best always)."""
+    vocab = scaled.shape[-1]
+    keep = [draw.top_k if 0 < draw.top_k < vocab else vocab for draw in draws]
+    ordered, order = torch.topk(scaled, max(keep), dim=-1)
+    rank = torch.arange(max(keep), device=scaled.device)
+    ordered = ordered.masked_fill(rank >= torch.tensor(keep, device=scaled.device)[:, None], -torch.inf)
+    probabilities = ordered.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    cut = (before >= top_p) & (top_p < 1.0)
+    cut[:, 0] = False
+    return torch.full_like(scaled, -torch.inf).scatter_(-1, order, ordered.masked_fill(cut, -torch.inf))
+
+
+def gumbel(seed: int, position: int, vocab: int, device: torch.device | str = "cpu") -> Tensor:
+    """[vocab] float64 Gumbel noise, a pure function of (seed, position, token id): equal in any batch and on any device."""
+    key = _mix_int(_mix_int(seed & _MASK) ^ (position & _MASK))
+    key = key - (1 << 64) if key >> 63 else key
+    bits = _mix(torch.arange(vocab, dtype=torch.int64, device=device) * -7046029254386353131 + key)
+    uniform = ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
+    return -torch.log(-torch.log(uniform))
+
+
+def _mix_int(x: int) -> int:
+    """The finaliser of splitmix64 on one unsigned number."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 on int64; shifts are made logical by masking the sign's copies off."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -4658895280553007687
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * -7723592293110705685
+    return x ^ ((x >> 31) & ((1 << 33) - 1))

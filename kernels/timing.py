@@ -1,0 +1,55 @@
+"""Where the time of a step goes, by laps: each lap owns the time since the one before it."""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import torch
+
+
+class LapTimer:
+    """Splits one step after another into the times of its ops.
+
+    `start()`, then `lap(op)` after each piece of work, then `finish()`. Every moment belongs to exactly
+    one op, so the parts sum to the whole. On CUDA a lap records an event and does not wait; `finish` waits once.
+    """
+
+    def __init__(self, ops: Iterable[str], device: torch.device) -> None:
+        self._ops = tuple(ops)
+        self._cuda = device.type == "cuda"
+        self._events: list[tuple[str, torch.cuda.Event]] = []
+        self._seconds: dict[str, float] = {}
+        self._last = 0.0
+
+    def start(self) -> None:
+        self._seconds = dict.fromkeys(self._ops, 0.0)
+        self._events.clear()
+        if self._cuda:
+            self._record("")
+        self._last = time.perf_counter()
+
+    def lap(self, op: str) -> None:
+        """Give the time since the last lap to `op`."""
+        if self._cuda:
+            self._record(op)
+            return
+        now = time.perf_counter()
+        self._seconds[op] += now - self._last
+        self._last = now
+
+    def finish(self) -> tuple[float, dict[str, float]]:
+        """(milliseconds of the whole step, milliseconds by op)."""
+        if self._cuda:
+            self._read_events()
+        parts = {op: seconds * 1e3 for op, seconds in self._seconds.items()}
+        return sum(parts.values()), parts
+
+    def _record(self, op: str) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append((op, event))
+
+    def _read_events(self) -> None:
+        self._events[-1][1].synchronize()
+        for (_, before), (op, after) in zip(self._events, self._events[1:], strict=False):
+            self._seconds[op] += before.elapsed_time(after) / 1e3

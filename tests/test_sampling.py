@@ -1,0 +1,77 @@
+"""Sampling: what each setting keeps, the law of the draws, and that a batch changes nothing."""
+from __future__ import annotations
+
+import torch
+from lora_bench.kernels.sampling import Draw, gumbel, sample
+
+
+def _possible(logits: torch.Tensor, tries: int = 400, **settings: float) -> set[int]:
+    return {sample(logits, [Draw(temperature=1.0, seed=3, position=p, **settings)])[0] for p in range(tries)}
+
+
+LOGITS = torch.log(torch.tensor([[0.05, 0.5, 0.15, 0.3]]))
+
+
+def test_greedy_is_the_best_token() -> None:
+    assert sample(LOGITS, [Draw()]) == [1]
+
+
+def test_top_k_top_p_min_p_keep_what_they_say() -> None:
+    assert _possible(LOGITS) == {0, 1, 2, 3}
+    assert _possible(LOGITS, top_k=2) == {1, 3}
+    assert _possible(LOGITS, top_k=99) == {0, 1, 2, 3}
+    assert _possible(LOGITS, top_p=0.79) == {1, 3}
+    assert _possible(LOGITS, top_p=0.81) == {1, 2, 3}
+    assert _possible(LOGITS, top_p=0.0) == {1}
+    assert _possible(LOGITS, min_p=0.25) == {1, 2, 3}
+    assert _possible(LOGITS, top_k=3, top_p=0.8, min_p=0.5) == {1, 3}
+
+
+def test_draws_follow_the_softmax() -> None:
+    drawn = torch.tensor([sample(LOGITS, [Draw(temperature=1.0, seed=s)])[0] for s in range(4000)])
+    share = torch.bincount(drawn, minlength=4) / 4000
+    torch.testing.assert_close(share, LOGITS.exp()[0], atol=0.04, rtol=0.0)
+
+
+def test_temperature_sharpens_and_flattens() -> None:
+    cold = [sample(LOGITS, [Draw(temperature=0.05, seed=s)])[0] for s in range(200)]
+    assert cold.count(1) >= 195
+    hot = [sample(LOGITS, [Draw(temperature=50.0, seed=s)])[0] for s in range(2000)]
+    assert min(hot.count(t) for t in range(4)) > 350
+
+
+def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
+    seen = torch.tensor([0, 2])
+    assert sample(torch.tensor([[3.0, 2.0, -1.0]]), [Draw(repetition_penalty=2.0, seen=seen)]) == [1]
+    assert sample(torch.tensor([[-3.0, -2.5, -1.5]]), [Draw(repetition_penalty=2.0, seen=seen)]) == [1]
+    logits = torch.tensor([[3.0, 2.0, -1.0]])
+    sample(logits, [Draw(repetition_penalty=2.0, seen=seen)])
+    assert logits.tolist() == [[3.0, 2.0, -1.0]]
+
+
+def test_a_row_alone_and_in_a_batch_draw_the_same() -> None:
+    torch.manual_seed(torch.seed() % 1000)
+    logits = torch.randn(6, 500)
+    draws = [
+        Draw(), Draw(temperature=0.9, seed=4, position=7), Draw(temperature=1.2, top_k=40, seed=1),
+        Draw(temperature=0.7, top_p=0.8, seed=2**63 + 5, position=3), Draw(temperature=1.0, min_p=0.1, seed=-1),
+        Draw(temperature=0.8, repetition_penalty=1.3, seen=torch.arange(50), seed=9),
+    ]
+    alone = [sample(logits[i : i + 1], [draw])[0] for i, draw in enumerate(draws)]
+    assert sample(logits, draws) == alone
+    assert sample(logits.flip(0), draws[::-1]) == alone[::-1]
+
+
+def test_a_row_that_is_not_finite_is_marked_and_harms_no_other() -> None:
+    logits = torch.stack((torch.tensor([0.0, 1.0, float("nan")]), torch.tensor([0.0, 5.0, 1.0]), torch.tensor([0.0, float("inf"), 1.0])))
+    assert sample(logits, [Draw()] * 3) == [-1, 1, -1]
+    assert sample(logits, [Draw(temperature=0.001, top_p=0.5, top_k=1)] * 3) == [-1, 1, -1]
+
+
+def test_noise_is_a_function_of_seed_position_and_token() -> None:
+    a = gumbel(7, 3, 1000)
+    assert torch.equal(a, gumbel(7, 3, 1000)) and torch.equal(a[:10], gumbel(7, 3, 10))
+    assert torch.isfinite(gumbel(0, 0, 200_000)).all()
+    for other in (gumbel(8, 3, 1000), gumbel(7, 4, 1000)):
+        assert torch.corrcoef(torch.stack((a, other)))[0, 1].abs() < 0.15
+    assert abs(a.mean().item() - 0.5772) < 0.2  # Euler's constant is the mean of the law
