@@ -1,0 +1,42 @@
+"""Where an activated LoRA (aLoRA) starts: the last exact occurrence of its invocation tokens in the prompt."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+def find_last(ids: Sequence[int], invocation: Sequence[int]) -> int:
+    """Index of the first token of the last exact occurrence of `invocation` in `ids`; -1 when there is none or it is empty."""
+    size = len(invocation)
+    if size == 0:
+        return -1
+    wanted, first = list(invocation), invocation[0]
+    for start in range(len(ids) - size, -1, -1):
+        if ids[start] == first and list(ids[start:start + size]) == wanted:
+            return start
+    return -1
+
+
+def nearest_miss(ids: Sequence[int], invocation: Sequence[int], text: Callable[[Sequence[int]], str]) -> str:
+    """One clause on why `invocation` was not found: the text is there but tokenised otherwise, or how much of it is there."""
+    wanted = text(invocation)
+    other = _same_text(ids, wanted, text)
+    if other:
+        return f"tokenised as {list(other)} here, expected {list(invocation)}"
+    for size in range(len(invocation) - 1, 0, -1):
+        start = find_last(ids, invocation[:size])
+        if start >= 0:
+            here = list(ids[start:start + len(invocation)])
+            return f"nearest is {here} at token {start}, expected {list(invocation)}"
+    return f"the prompt has none of {list(invocation)}"
+
+
+def _same_text(ids: Sequence[int], wanted: str, text: Callable[[Sequence[int]], str]) -> Sequence[int]:
+    """The shortest run of tokens, in the last occurrence, whose text holds `wanted`; empty when the text is not there."""
+    if not wanted or wanted not in text(ids):
+        return ()
+    low, high = 0, len(ids)
+    while high - low > 1:  # the largest start whose tail still holds the text
+        middle = (low + high) // 2
+        low, high = (middle, high) if wanted in text(ids[middle:]) else (low, middle)
+    end = next((end for end in range(low + 1, len(ids) + 1) if wanted in text(ids[low:end])), low)
+    return ids[low:end]

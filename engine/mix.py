@@ -1,0 +1,94 @@
+"""Which adapters of a mix act on which token of a request."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import isfinite
+
+from torch import Tensor
+
+from .alora import find_last, nearest_miss
+from .protocol import Activation, AdapterInfo, Mix
+
+
+class MixError(ValueError):
+    """A mix that cannot be taken: unknown or repeated adapter, or a scale that is no finite number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveUse:
+    """One adapter acts with `scale` on every token from index `start` of the request on."""
+
+    name: str
+    scale: float
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMix:
+    """A mix made concrete for one request. `active` leaves out scale 0 and aLoRAs whose invocation is not in the prompt."""
+
+    mix: Mix
+    active: tuple[ActiveUse, ...] = ()
+    activations: tuple[Activation, ...] = ()
+    """one for each aLoRA of the mix"""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(use.name for use in self.active)
+
+
+def check_mix(mix: Mix, known: Mapping[str, object]) -> None:
+    """Raise MixError when `mix` names an adapter that is not among `known`, names one twice, or has a scale that is not finite."""
+    seen: set[str] = set()
+    for use in mix:
+        if use.name not in known:
+            raise MixError(_unknown(use.name, known))
+        if use.name in seen:
+            raise MixError(f"adapter {use.name!r} is in the mix twice; give it once, with the sum of the scales")
+        if not isfinite(use.scale):
+            raise MixError(f"the scale of adapter {use.name!r} is {use.scale}; it must be a finite number")
+        seen.add(use.name)
+
+
+def resolve_mix(mix: Mix, prompt: Sequence[int], infos: Mapping[str, AdapterInfo], text: Callable[[Sequence[int]], str]) -> TokenMix:
+    """`mix` for a request with the token ids `prompt`; `text` decodes ids for the screen. Raises MixError (see `check_mix`)."""
+    check_mix(mix, infos)
+    active, activations = [], []
+    for use in mix:
+        start = 0
+        if infos[use.name].invocation_tokens:
+            activation = _activation(infos[use.name], prompt, text)
+            activations.append(activation)
+            start = activation.start
+        if use.scale != 0 and start >= 0:
+            active.append(ActiveUse(use.name, use.scale, start))
+    return TokenMix(mix, tuple(active), tuple(activations))
+
+
+def fill_weights(weights: Tensor, row: int, position: int, count: int, mix: TokenMix, columns: Mapping[str, int]) -> None:
+    """Write rows [row, row + count) of W [tokens, adapters] for the tokens [position, position + count) of a request.
+
+    `weights` is zero there before; `columns` is `Routing.columns` and holds every name of `mix.active`.
+    """
+    for use in mix.active:
+        first = max(use.start - position, 0)
+        if first < count:
+            weights[row + first:row + count, columns[use.name]] = use.scale
+
+
+def _activation(info: AdapterInfo, prompt: Sequence[int], text: Callable[[Sequence[int]], str]) -> Activation:
+    tokens = info.invocation_tokens
+    start = find_last(prompt, tokens)
+    if start >= 0:
+        return Activation(info.name, True, start, len(tokens), f"{text(tokens)!r} at token {start}")
+    return Activation(info.name, False, -1, len(tokens), f"invocation not found, off: {nearest_miss(prompt, tokens, text)}")
+
+
+def _unknown(name: str, known: Mapping[str, object]) -> str:
+    close = get_close_matches(name, list(known), n=3)
+    if close:
+        return f"no adapter {name!r} is loaded; did you mean {' or '.join(map(repr, close))}?"
+    there = ", ".join(map(repr, sorted(known)[:8])) or "none"
+    return f"no adapter {name!r} is loaded; loaded: {there}"

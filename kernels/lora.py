@@ -1,0 +1,82 @@
+"""The low-rank part of a linear, for many adapters in one batch: shrink to the rank rows, weigh them, expand.
+
+The rank rows of the active adapters lie end to end (`A_cat`); a weight for each token and row says how much
+of it acts. Zeros there are how a token ignores an adapter, so mixed batches need no grouping.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandSlice:
+    """Rank rows [row_start, row_end) act on outputs [out_start, out_end) through `b` [rows, outputs]."""
+
+    row_start: int
+    row_end: int
+    out_start: int
+    out_end: int
+    b: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LoraLinear:
+    """All active rank rows of one (fused) linear. `layout` names the column map that its rows share with other linears."""
+
+    a: Tensor
+    """[K, d_in], slice-major; within a slice by adapter"""
+    slices: tuple[ExpandSlice, ...]
+    layout: int
+
+
+class LoraStep:
+    """The weights of one forward.
+
+    `weights` [tokens, adapters] fp32; `columns[layout]` [K] int64 maps a linear's rank rows to adapters.
+    Linears that share a layout share one gathered [tokens, K].
+    """
+
+    def __init__(self, weights: Tensor, columns: tuple[Tensor, ...]) -> None:
+        self.weights = weights
+        self.columns = columns
+        self._gathered: dict[int, Tensor] = {}
+
+    def row_weights(self, lora: LoraLinear) -> Tensor:
+        """[tokens, K] fp32 for `lora`; [tokens, 1] when one adapter is active."""
+        if self.weights.shape[1] == 1:
+            return self.weights
+        gathered = self._gathered.get(lora.layout)
+        if gathered is None:
+            gathered = self._gathered[lora.layout] = self.weights.index_select(1, self.columns[lora.layout])
+        return gathered
+
+    def select(self, rows: Tensor) -> LoraStep:
+        """The same for the tokens `rows` (int64) only; for lm_head on sampled rows."""
+        return LoraStep(self.weights.index_select(0, rows), self.columns)
+
+
+def lora_shrink(x: Tensor, a: Tensor, row_weights: Tensor) -> Tensor:
+    """Semantics: h[t, k] = row_weights[t, k] * sum_d x[t, d] a[k, d].
+
+    x [T, d_in] and a [K, d_in] of one dtype, row_weights [T, K] or [T, 1] fp32; weighed in fp32, returned in x's dtype.
+    """
+    h = linear(x, a)
+    if h.dtype == torch.float32:
+        return h.mul_(row_weights)
+    return (h.float().mul_(row_weights)).to(x.dtype)
+
+
+def lora_expand_(y: Tensor, h: Tensor, slices: tuple[ExpandSlice, ...]) -> None:
+    """Semantics, for every slice s: y[t, out_s] += sum_k h[t, rows_s] b_s[k, out].
+
+    y [T, d_out] is changed in place; h [T, K] and b of y's dtype. Rows of h that are zero leave y as it is.
+    """
+    if len(slices) == 1 and slices[0].out_end - slices[0].out_start == y.shape[1]:
+        y.addmm_(h, slices[0].b)
+        return
+    for part in slices:
+        y[:, part.out_start:part.out_end].addmm_(h[:, part.row_start:part.row_end], part.b)
