@@ -6,7 +6,7 @@ SHELL := /bin/sh
 
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --disable-pip-version-check --quiet
+PIP := $(PY) -m pip install --disable-pip-version-check
 
 run: $(VENV)/.run
 	@exec $(VENV)/bin/lora-bench $(ARGS)

@@ -254,6 +254,7 @@ class ModelLoaded(_Struct):
 class ModelFailed(_Struct):
     message: str
     cancelled: bool = False
+    out_of_memory: bool = False
 
 
 class AdapterLoaded(_Struct):
@@ -265,6 +266,7 @@ class AdapterFailed(_Struct):
     name: str
     path: str
     message: str
+    out_of_memory: bool = False
 
 
 class AdapterUnloading(_Struct):
@@ -366,6 +368,7 @@ class RequestFinished(_Struct):
 class RequestFailed(_Struct):
     request_id: int
     message: str
+    out_of_memory: bool = False
 
 
 class StepFinished(_Struct):
@@ -395,6 +398,7 @@ class EngineFailed(_Struct):
 
     message: str
     fatal: bool = True
+    out_of_memory: bool = False
 
 
 # -- the snapshot: what is, whole, at most 10 a second -------------------------------------------
