@@ -1,0 +1,30 @@
+"""Opening a base: a GGUF file or a Hugging Face folder. Headers only, no torch."""
+from __future__ import annotations
+
+from pathlib import Path
+
+from .base_folder import read_folder_base
+from .base_gguf import read_gguf_base
+from .base_parts import BaseFile, TokenizerSource
+from .weights.files import FormatError
+from .weights.safetensors import INDEX, SINGLE
+
+__all__ = ["BaseFile", "FormatError", "TokenizerSource", "open_base"]
+
+
+def open_base(path: str | Path) -> BaseFile:
+    """Read the headers of a base and check that it can run here.
+
+    `path` is a GGUF file, a model folder, or the config.json or safetensors file in one.
+    Raises FormatError (a ValueError) that names the file, what is wrong and what to do; OSError when it cannot be read.
+    """
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder; give the path of a GGUF file or of a Hugging Face model folder")
+    if path.is_dir():
+        return read_folder_base(path)
+    if path.name in ("config.json", SINGLE, INDEX):
+        return read_folder_base(path.parent)
+    if path.name.startswith("adapter_"):
+        raise FormatError(f"{path}: is a LoRA adapter, not a base model; open a base first and add this file as an adapter")
+    return read_gguf_base(path)

@@ -1,0 +1,81 @@
+"""A base out of one GGUF file."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .base_parts import TURN_END_TEXTS, BaseFile, TokenizerSource, pick_tensors, token_id, type_histogram
+from .models import ARCHITECTURES_GGUF
+from .models.llama import gguf_name
+from .weights.files import FormatError, show
+from .weights.gguf import GgufHeader, read_header
+
+_CONTROL = 3
+_DETAILS = ("general.name", "general.basename", "general.organization", "general.author", "general.finetune", "general.size_label",
+            "general.license", "general.description", "general.url", "general.source.url", "general.quantized_by")
+_END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_TOKEN_TEXTS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id", "pad_token": "padding_token_id"}
+
+
+def read_gguf_base(path: Path) -> BaseFile:
+    """The base in a GGUF file. Raises FormatError with the reason when it cannot run here, OSError."""
+    header = read_header(path)
+    metadata = header.metadata
+    _refuse_other_kinds(header)
+    facts = ARCHITECTURES_GGUF[metadata["general.architecture"]](metadata, header.tensors, path)
+    tensors = pick_tensors(facts, header.tensors, gguf_name, path, ignored=lambda name: False)
+    tokens, kinds = _vocabulary(metadata, facts.vocab, path)
+    ids = {key: token_id(metadata.get(f"tokenizer.ggml.{key}"), len(tokens), f"metadata tokenizer.ggml.{key}", path)
+           for key in {*_END_IDS, *_TOKEN_TEXTS.values()}}
+    source = TokenizerSource(
+        gguf={key: value for key, value in metadata.items() if key.startswith("tokenizer.")},
+        bos=ids["bos_token_id"], eos=ids["eos_token_id"], add_bos=_flag(metadata, "tokenizer.ggml.add_bos_token"),
+        add_eos=bool(_flag(metadata, "tokenizer.ggml.add_eos_token")),
+        texts={name: tokens[ids[key]] for name, key in _TOKEN_TEXTS.items() if ids[key] is not None},
+    )
+    ends = {ids[key] for key in _END_IDS} - {None}
+    ends |= {i for i, (text, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == _CONTROL and text in TURN_END_TEXTS}
+    template = metadata.get("tokenizer.chat_template")
+    return BaseFile(
+        path=path, name=_name(metadata, path), format="gguf", facts=facts, tensors=tensors, tokenizer=source,
+        chat_template=template if isinstance(template, str) and template else None, end_tokens=tuple(sorted(ends)),
+        file_bytes=header.file_bytes, weight_types=type_histogram(tensors),
+        details={key.removeprefix("general."): str(metadata[key]) for key in _DETAILS if isinstance(metadata.get(key), str)},
+    )
+
+
+def _refuse_other_kinds(header: GgufHeader) -> None:
+    metadata, path = header.metadata, header.path
+    if metadata.get("general.type") == "adapter" or "adapter.type" in metadata:
+        raise FormatError(f"{path}: is a LoRA adapter, not a base model; open a base first and add this file as an adapter")
+    architecture = metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES_GGUF:
+        what = "has no general.architecture" if architecture is None else f"has the architecture {show(architecture)}, which is not supported"
+        raise FormatError(f"{path}: {what}; supported: {', '.join(ARCHITECTURES_GGUF)}")
+    split = metadata.get("split.count", 0)
+    if type(split) is not int or split > 1:
+        raise FormatError(f"{path}: is one part of a GGUF split into {show(split)} files, which is not supported yet; join them with "
+                          "`llama-gguf-split --merge`")
+
+
+def _vocabulary(metadata: dict[str, Any], vocab: int, path: Path) -> tuple[list[str], Any]:
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise FormatError(f"{path}: holds no tokenizer (metadata tokenizer.ggml.tokens); a GGUF of a language model is expected")
+    if len(tokens) != vocab:
+        raise FormatError(f"{path}: lists {len(tokens):,} tokens where the embedding has {vocab:,} rows (the vocabulary); the file is corrupt")
+    kinds = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    if isinstance(kinds, str) or not hasattr(kinds, "__len__") or len(kinds) != len(tokens):
+        raise FormatError(f"{path}: metadata tokenizer.ggml.token_type does not have one type for each of {len(tokens):,} tokens; "
+                          "the file is corrupt")
+    return tokens, kinds
+
+
+def _flag(metadata: dict[str, Any], key: str) -> bool | None:
+    value = metadata.get(key)
+    return value if isinstance(value, bool) else None
+
+
+def _name(metadata: dict[str, Any], path: Path) -> str:
+    name = metadata.get("general.name")
+    return name if isinstance(name, str) and name.strip() else path.stem

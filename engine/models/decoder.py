@@ -1,0 +1,149 @@
+"""The llama-shaped decoder: RMSNorm, rotary grouped-query attention, SwiGLU, and an adapter's deltas under every linear."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...kernels.attention import cache_write_, paged_attention
+from ...kernels.lora import LoraLinear, LoraStep, lora_expand_, lora_shrink
+from ...kernels.norm import rms_norm
+from ...kernels.rope import inverse_frequencies, llama3_frequencies, rope_, rope_table
+from ..batch import StepInputs
+from .facts import ModelFacts
+
+Lap = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One matrix product of the forward, perhaps several modules of the base laid one under the other."""
+
+    name: str
+    """key of its LoraLinear, e.g. `layers.3.qkv_proj`"""
+    weight: Tensor
+    """[d_out, d_in]"""
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    attention_norm: Tensor
+    qkv: Linear
+    o: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveLora:
+    """What the adapters of a step add: the rank rows by fused linear, and the weights of this step's tokens."""
+
+    linears: Mapping[str, LoraLinear]
+    step: LoraStep
+
+
+class Decoder:
+    """A base in memory. `weights` (canonical names) is emptied while the fused weights are made, so the peak is one layer more."""
+
+    def __init__(self, facts: ModelFacts, weights: dict[str, Tensor], context: int) -> None:
+        self.facts = facts
+        self._embed = weights.pop("embed_tokens.weight")
+        self.layers = [_layer(weights, f"layers.{i}") for i in range(facts.layers)]
+        self._norm = weights.pop("norm.weight")
+        self._head = Linear("lm_head", self._embed if facts.tied else weights.pop("lm_head.weight"), None)
+        self.device, self.dtype = self._embed.device, self._embed.dtype
+        self._cos, self._sin = _rope(facts, weights.pop("rope_freqs.weight", None), context, self.device)
+
+    @property
+    def nbytes(self) -> int:
+        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        tensors = [tensor for linear in linears for tensor in (linear.weight, linear.bias) if tensor is not None]
+        tensors += [norm for layer in self.layers for norm in (layer.attention_norm, layer.mlp_norm)]
+        tensors += [self._embed, self._norm] + ([] if self.facts.tied else [self._head.weight])
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def kv_cache(self, blocks: int, block_tokens: int) -> list[Tensor]:
+        """A layer's cache each, [blocks, block_tokens, 2 * kv_heads, head_dim]; memory that is never touched costs nothing on the CPU."""
+        shape = (blocks, block_tokens, 2 * self.facts.kv_heads, self.facts.head_dim)
+        return [torch.empty(shape, dtype=self.dtype, device=self.device) for _ in self.layers]
+
+    @torch.inference_mode()
+    def forward(self, inputs: StepInputs, caches: list[Tensor], lora: ActiveLora | None, lap: Lap) -> Tensor:
+        """Logits [sampled rows, vocab] of a step; its keys and values are stored in `caches`."""
+        x = F.embedding(inputs.ids, self._embed)
+        rope = self._cos[inputs.positions].unsqueeze(1), self._sin[inputs.positions].unsqueeze(1)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = x + self._attention(rms_norm(x, layer.attention_norm, self.facts.rms_eps), layer, cache, rope, inputs, lora, lap)
+            x = x + self._mlp(rms_norm(x, layer.mlp_norm, self.facts.rms_eps), layer, lora, lap)
+        rows = rms_norm(x.index_select(0, inputs.sampled), self._norm, self.facts.rms_eps)
+        if lora is not None and "lm_head" in lora.linears:
+            lora = ActiveLora(lora.linears, lora.step.select(inputs.sampled))
+        return _linear(rows, self._head, lora, lap)
+
+    def _attention(
+        self, x: Tensor, layer: Layer, cache: Tensor, rope: tuple[Tensor, Tensor], inputs: StepInputs, lora: ActiveLora | None, lap: Lap,
+    ) -> Tensor:
+        facts = self.facts
+        qkv = _linear(x, layer.qkv, lora, lap).view(x.shape[0], -1, facts.head_dim)
+        rope_(qkv[:, : facts.heads + facts.kv_heads], *rope)
+        cache_write_(cache, inputs.cells, qkv[:, facts.heads :])
+        lap("other")
+        mixed = paged_attention(qkv[:, : facts.heads], cache, inputs.spans)
+        lap("attention")
+        return _linear(mixed, layer.o, lora, lap)
+
+    def _mlp(self, x: Tensor, layer: Layer, lora: ActiveLora | None, lap: Lap) -> Tensor:
+        gate, up = _linear(x, layer.gate_up, lora, lap).chunk(2, -1)
+        return _linear(F.silu(gate).mul_(up), layer.down, lora, lap)
+
+
+def _linear(x: Tensor, linear: Linear, lora: ActiveLora | None, lap: Lap) -> Tensor:
+    """Semantics: y = x W^T + bias + (row_weights * (x A^T)) B. Without an adapter here it is the base product and nothing else."""
+    added = lora.linears.get(linear.name) if lora is not None else None
+    lap("other")
+    y = F.linear(x, linear.weight, linear.bias)
+    lap("base matmul")
+    if added is not None and lora is not None:
+        h = lora_shrink(x, added.a, lora.step.row_weights(added))
+        lap("shrink")
+        lora_expand_(y, h, added.slices)
+        lap("expand")
+    return y
+
+
+def _layer(weights: dict[str, Tensor], name: str) -> Layer:
+    attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+    return Layer(
+        attention_norm=weights.pop(f"{name}.input_layernorm.weight"),
+        qkv=_fused(weights, f"{name}.qkv_proj", [f"{attention}.{part}_proj" for part in "qkv"]),
+        o=_fused(weights, f"{name}.o_proj", [f"{attention}.o_proj"]),
+        mlp_norm=weights.pop(f"{name}.post_attention_layernorm.weight"),
+        gate_up=_fused(weights, f"{name}.gate_up_proj", [f"{mlp}.gate_proj", f"{mlp}.up_proj"]),
+        down=_fused(weights, f"{name}.down_proj", [f"{mlp}.down_proj"]),
+    )
+
+
+def _fused(weights: dict[str, Tensor], name: str, modules: list[str]) -> Linear:
+    """The modules' weights one under the other; the parts are freed."""
+    parts = [weights.pop(f"{module}.weight") for module in modules]
+    biases = [weights.pop(f"{module}.bias") for module in modules if f"{module}.bias" in weights]
+    weight = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return Linear(name, weight, torch.cat(biases) if biases else None)
+
+
+def _rope(facts: ModelFacts, factors: Tensor | None, context: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    inverse = inverse_frequencies(facts.head_dim, facts.rope_theta)
+    scaling = facts.rope_scaling
+    if scaling is not None and scaling.kind == "linear":
+        inverse = inverse / scaling.factor
+    elif scaling is not None:
+        inverse = llama3_frequencies(
+            inverse, scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_context)
+    if factors is not None:
+        inverse = inverse / factors.cpu().double()
+    return rope_table(inverse, context, torch.float32, device)

@@ -1,0 +1,61 @@
+"""Opening files that nobody vouches for: regular files only, sizes bounded, text of theirs made harmless."""
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+MAX_JSON_BYTES = 64 << 20
+
+
+class FormatError(ValueError):
+    """A file is not what it should be. The message is one sentence or two that name the file and what to do."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises FormatError for pipes, devices and folders without waiting on them; OSError as usual."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or device, not a regular file"
+        raise FormatError(f"{path}: is {kind}; give a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """The whole file, refused by size before it is read. Raises FormatError, OSError."""
+    with open_regular(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > limit:
+            raise FormatError(f"{path}: holds {size:,} bytes, more than the {limit:,} that such a file may have")
+        return stream.read(limit)
+
+
+def parse_json_object(data: bytes, path: Path) -> dict[str, Any]:
+    """A JSON object out of `data`; `path` is for the message. Raises FormatError for anything else, nesting bombs included."""
+    if data.startswith(b"version https://git-lfs"):
+        raise FormatError(f"{path}: is a Git LFS pointer, not the file itself; fetch it with `git lfs pull` or download it again")
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except RecursionError:
+        raise FormatError(f"{path}: JSON nested too deeply to be read") from None
+    except ValueError as error:
+        raise FormatError(f"{path}: is not valid JSON ({error}); download the file again") from None
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: holds a JSON {type(value).__name__} where an object is expected")
+    return value
+
+
+def read_json_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """The JSON object in a file. Raises FormatError, OSError."""
+    return parse_json_object(read_bounded(path, limit), path)
+
+
+def show(text: object, limit: int = 80) -> str:
+    """Untrusted text for a message: quoted, escapes made visible, cut at `limit` characters."""
+    plain = text if isinstance(text, str) else repr(text)
+    cut = plain[:limit] + ("…" if len(plain) > limit else "")
+    return ascii(cut) if any(not c.isprintable() for c in cut) else repr(cut)
