@@ -1,0 +1,159 @@
+"""The command line. Light on purpose: `--help` imports neither torch nor the screen."""
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.validators import Number
+
+from . import exit_codes, output
+from .arguments import AdapterArgument, UsageError, find_adapter, find_model, parse_adapter, parse_size
+
+app = App(
+    name="lora-bench",
+    help="See and steer many LoRA adapters on one base model, in a terminal.",
+    help_epilogue=exit_codes.HELP,
+    version=version("lora-bench"),
+    suppress_keyboard_interrupt=False,
+    result_action="return_value",
+)
+
+Lora = Annotated[tuple[str, ...], Parameter(name="--lora", negative="", show_default=False,
+                 help="[NAME=]PATH[:SCALE]: an adapter to load and switch on; may be given several times. A sample adapter's name is a PATH too.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where the model runs.")]
+Dtype = Annotated[Literal["auto", "fp32", "bf16", "fp16"], Parameter(help="Number format of the weights in memory.")]
+Context = Annotated[str, Parameter(help="Tokens one chat may hold, for example 4096 or 4k; 0 takes what the model was trained for, at most 8192.")]
+Slots = Annotated[int, Parameter(validator=Number(gte=1, lte=1024), help="Adapters that lie ready on the device at once.")]
+HostCache = Annotated[str, Parameter(help="Memory for adapters that wait outside the slots, for example 512M or 2G.")]
+Json = Annotated[bool, Parameter(negative="", help="Print one JSON document instead of text.")]
+Words = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
+
+
+@app.default
+def bench_screen(
+    model: Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; none: the default model with the sample adapters.")] = None,
+    /,
+    *,
+    lora: Lora = (),
+    slots: Slots = 4,
+    host_cache: HostCache = "1G",
+    context: Context = "0",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> int:
+    """Open the workbench."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("the workbench fills a terminal, and standard input or output is none; "
+                         'for one reply without it: lora-bench chat [MODEL] -p "..."')
+    from ..engine.protocol import LoadModel
+    from .launch import open_workbench
+    from .startup import start_adapters
+
+    load = LoadModel(find_model(model) if model else None, device, dtype, parse_size(context), slots, parse_size(host_cache))
+    return open_workbench(load, start_adapters(_adapters(lora), samples=model is None))
+
+
+@app.command
+def chat(
+    model: Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; none: the default model.")] = None,
+    /,
+    *,
+    lora: Lora = (),
+    prompt: Annotated[Words, Parameter(name=["--prompt", "-p"], help="What to ask; '-' or nothing reads standard input.")] = None,
+    system: Annotated[Words, Parameter(name=["--system", "-s"], help="The system message.")] = None,
+    opening: Annotated[Words, Parameter(help="Text put after the messages instead of the reply's usual start; "
+                                        "special tokens in it count. An aLoRA's invocation is asked for so.")] = None,
+    seed: Annotated[int, Parameter(validator=Number(gte=0, lt=2**63), help="The same seed draws the same noise.")] = 0,
+    temperature: Annotated[float, Parameter(name=["--temperature", "--temp"], validator=Number(gte=0, lte=100),
+                                            help="0 is greedy: always the likeliest token.")] = 0.0,
+    top_k: Annotated[int, Parameter(validator=Number(gte=0), help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, Parameter(validator=Number(gt=0, lte=1), help="Keep the likeliest tokens up to this sum.")] = 1.0,
+    min_p: Annotated[float, Parameter(validator=Number(gte=0, lte=1), help="Keep tokens this likely relative to the likeliest.")] = 0.0,
+    repetition_penalty: Annotated[float, Parameter(validator=Number(gt=0, lte=100), help="Above 1: tokens seen before are less likely.")] = 1.0,
+    max_tokens: Annotated[int, Parameter(validator=Number(gte=1), help="The longest reply.")] = 512,
+    stop: Annotated[tuple[str, ...], Parameter(negative="", allow_leading_hyphen=True, show_default=False,
+                                               help="End the reply before this text; may be given several times.")] = (),
+    json: Json = False,
+    stats: Annotated[bool, Parameter(negative="", help="Say tokens, speed, seed, mix and aLoRA activations on standard error.")] = False,
+    context: Context = "0",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> int:
+    """Print one reply: the reply alone on standard output, all else on standard error."""
+    adapters = _adapters(lora)
+    text = _prompt(prompt)
+    from ..engine import protocol as p
+    from .one_shot import Question, ask
+
+    load = p.LoadModel(find_model(model) if model else None, device, dtype, parse_size(context), max(4, len(adapters)))
+    roles = [("system", system)] if system else []
+    messages = tuple(p.Message(role, words) for role, words in [*roles, ("user", text)])
+    sampling = p.Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_tokens, stop)
+    return ask(Question(load, adapters, p.Chat(messages, opening or ""), sampling, stats, json))
+
+
+@app.command
+def inspect(path: Annotated[str, Parameter(help="A base model or an adapter: file or folder.")], /, *, json: Json = False) -> int:
+    """Say what a model or an adapter is, from its header alone."""
+    from .engine_tools import show
+
+    return show("inspect", find_model(path), as_json=json)
+
+
+@app.command
+def doctor(*, json: Json = False) -> int:
+    """Say what this machine can do, and why not more."""
+    from .engine_tools import show
+
+    return show("doctor", "--terminal", _terminal(), as_json=json)
+
+
+@app.command(help_flags=[])
+def bench(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, help="As `lora-bench bench --help` says.")]) -> int:
+    """Measure speed: base, one adapter, four chats with four mixes."""
+    from .engine_tools import pass_through
+
+    return pass_through("bench", *arguments)
+
+
+def _adapters(texts: tuple[str, ...]) -> tuple[AdapterArgument, ...]:
+    adapters = tuple(find_adapter(parse_adapter(text)) for text in texts)
+    names = [adapter.name for adapter in adapters if adapter.name]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--lora: two adapters are called {doubled}; give one another name: NAME=PATH")
+    return adapters
+
+
+def _prompt(words: str | None) -> str:
+    if words not in (None, "-"):
+        return words
+    if words is None and sys.stdin.isatty():
+        raise UsageError('there is nothing to ask: give -p "...", or pipe the question into standard input')
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not text in {error.encoding}: {error.reason} at byte {error.start}") from error
+
+
+def main(tokens: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code (the console script hands it to sys.exit)."""
+    output.accept_any_text()
+    try:
+        return app(sys.argv[1:] if tokens is None else tokens, exit_on_error=False) or exit_codes.OK
+    except CycloptsError:  # it has printed its own words
+        return exit_codes.USAGE
+    except UsageError as error:
+        output.narrate(f"lora-bench: {error}")
+        return exit_codes.USAGE
+    except KeyboardInterrupt:
+        output.narrate("interrupted")
+        return exit_codes.INTERRUPTED
+    except BrokenPipeError:
+        output.leave_broken_pipe()
+        return exit_codes.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

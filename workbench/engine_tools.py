@@ -1,0 +1,52 @@
+"""Runs the engine's own small programs (inspect, doctor, bench) as child processes and prints what they say.
+
+The workbench's process never holds torch; these programs answer with one JSON object on standard output,
+a sentence on standard error, and an exit code.
+"""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from . import exit_codes, output
+
+
+class ToolFailed(Exception):
+    """The program said why on standard error; `code` is its exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def ask(tool: str, *arguments: str) -> Any:
+    """The JSON that `python -m lora_bench.engine.TOOL ARGUMENTS` prints. Raises ToolFailed."""
+    done = subprocess.run(_command(tool, arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        said = done.stderr.strip() or f"{tool} ended with exit code {done.returncode} and said nothing"
+        raise ToolFailed(said, done.returncode if done.returncode > 0 else exit_codes.ENGINE_ERROR)
+    return json.loads(done.stdout)
+
+
+def show(tool: str, *arguments: str, as_json: bool) -> int:
+    """Print a tool's answer as JSON or as lines for people; returns the exit code."""
+    try:
+        answer = ask(tool, *arguments)
+    except ToolFailed as failed:
+        output.narrate(str(failed))
+        return failed.code
+    lines = [json.dumps(answer, indent=2, ensure_ascii=False)] if as_json else output.as_lines(answer)
+    output.write("\n".join(lines) + "\n")
+    return exit_codes.OK
+
+
+def pass_through(tool: str, *arguments: str) -> int:
+    """Run a tool with our own standard streams; returns the exit code."""
+    code = subprocess.run(_command(tool, arguments)).returncode
+    return code if code >= 0 else exit_codes.ENGINE_ERROR
+
+
+def _command(tool: str, arguments: tuple[str, ...]) -> list[str]:
+    return [sys.executable, "-P", "-m", f"lora_bench.engine.{tool}", *arguments]

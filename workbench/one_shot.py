@@ -1,0 +1,172 @@
+"""One reply on the command line: the same engine process and the same commands as the workbench, without the screen."""
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ..engine import protocol as p
+from . import exit_codes, output
+from .arguments import AdapterArgument
+from .backends.local import LocalBackend
+
+REQUEST = 1
+
+
+class Stopped(Exception):
+    """The reply cannot be had; carries the sentence and the exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Question:
+    load: p.LoadModel
+    adapters: tuple[AdapterArgument, ...]
+    prompt: p.Prompt
+    sampling: p.Sampling
+    stats: bool
+    json: bool
+
+
+@dataclass
+class _Reply:
+    adapters: list[p.AdapterInfo] = field(default_factory=list)
+    mix: list[p.AdapterUse] = field(default_factory=list)
+    activations: tuple[p.Activation, ...] = ()
+    text: list[str] = field(default_factory=list)
+
+
+def ask(question: Question) -> int:
+    """Load, ask, print; returns the exit code. KeyboardInterrupt and BrokenPipeError pass through with the engine ended."""
+    events: queue.SimpleQueue[p.Event] = queue.SimpleQueue()
+    backend = LocalBackend(events.put)
+    try:
+        backend.start()
+        return _Conversation(question, backend, events).run()
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        output.narrate(f"the engine process cannot be started: {error}")
+        return exit_codes.ENGINE_ERROR
+    except Stopped as stopped:
+        output.narrate(str(stopped))
+        return stopped.code
+    finally:
+        backend.stop()
+
+
+class _Conversation:
+    def __init__(self, question: Question, backend: LocalBackend, events: queue.SimpleQueue[p.Event]) -> None:
+        self._question = question
+        self._backend = backend
+        self._queue = events
+        self._progress = output.ProgressLine()
+        self._reply = _Reply()
+
+    def run(self) -> int:
+        try:
+            model = self._load_model()
+            for argument in self._question.adapters:
+                self._load_adapter(argument)
+            finished = self._generate()
+        finally:
+            self._progress.clear()
+        self._report(model, finished)
+        return exit_codes.OK
+
+    def _events(self) -> Iterator[p.Event]:
+        """What the engine says, without end; failures that end everything are raised."""
+        while True:
+            event = self._queue.get()
+            if isinstance(event, p.EngineFailed):
+                raise Stopped(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else exit_codes.ENGINE_ERROR)
+            if isinstance(event, p.CommandFailed):
+                raise Stopped(event.message, exit_codes.ENGINE_ERROR)
+            yield event
+
+    def _load_model(self) -> p.ModelInfo:
+        self._backend.send(self._question.load)
+        for event in self._events():
+            match event:
+                case p.ModelLoading():
+                    self._progress.show(event.phase, event.item, event.done, event.total)
+                case p.ModelFailed():
+                    unusable = exit_codes.INCOMPATIBLE if self._question.load.path else exit_codes.ENGINE_ERROR
+                    raise Stopped(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else unusable)
+                case p.ModelLoaded():
+                    self._progress.clear()
+                    return event.model
+        raise AssertionError("the events never end")
+
+    def _load_adapter(self, argument: AdapterArgument) -> None:
+        self._backend.send(p.LoadAdapter(argument.path, argument.name))
+        for event in self._events():
+            match event:
+                case p.AdapterFailed():
+                    raise Stopped(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else exit_codes.INCOMPATIBLE)
+                case p.AdapterLoaded():
+                    self._reply.adapters.append(event.adapter)
+                    self._reply.mix.append(p.AdapterUse(event.adapter.name, argument.scale))
+                    output.narrate(_adapter_line(event.adapter, argument.scale))
+                    return
+
+    def _generate(self) -> p.RequestFinished:
+        question = self._question
+        self._backend.send(p.Generate(REQUEST, question.prompt, tuple(self._reply.mix), question.sampling))
+        for event in self._events():
+            match event:
+                case p.RequestQueued():
+                    output.narrate(f"waiting: {event.because}")
+                case p.RequestStarted():
+                    self._reply.activations = event.activations
+                    for activation in event.activations:
+                        if question.stats or not activation.found:
+                            output.narrate(_activation_line(activation))
+                case p.TextDelta():
+                    self._reply.text.append(event.text)
+                    if not question.json:
+                        output.write(event.text)
+                case p.RequestFailed():
+                    raise Stopped(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else exit_codes.ENGINE_ERROR)
+                case p.RequestFinished():
+                    return event
+        raise AssertionError("the events never end")
+
+    def _report(self, model: p.ModelInfo, finished: p.RequestFinished) -> None:
+        reply = self._reply
+        if self._question.json:
+            data = {"model": model, "adapters": reply.adapters, "mix": reply.mix, "sampling": self._question.sampling,
+                    "activations": reply.activations, "text": "".join(reply.text), "reason": finished.reason,
+                    "ids": finished.ids, "stats": finished.stats}
+            output.write(msgspec.json.encode(msgspec.to_builtins(data)).decode() + "\n")
+        elif not "".join(reply.text).endswith("\n"):
+            output.write("\n")
+        if finished.reason in ("length", "context"):
+            limit = "--max-tokens" if finished.reason == "length" else "--context"
+            output.narrate(f"the reply was cut at {finished.stats.new_tokens} tokens by {limit}")
+        if self._question.stats:
+            output.narrate(_stats_line(model, finished.stats, reply.mix, self._question.sampling))
+
+
+def _adapter_line(info: p.AdapterInfo, scale: float) -> str:
+    ranks = "/".join(str(rank) for rank in info.ranks)
+    effective = "/".join(f"{scale * value:g}" for value in info.effective_scales)
+    line = f"{info.name}: {info.matched}/{info.total} modules, rank {ranks}, scale {scale:g} (effective {effective})"
+    return "\n".join([line, *(f"  note: {note}" for note in info.notes)])
+
+
+def _activation_line(activation: p.Activation) -> str:
+    where = f"acts from prompt token {activation.start}" if activation.found else "is off for this reply"
+    return f"{activation.adapter}: {where}: {activation.detail}"
+
+
+def _stats_line(model: p.ModelInfo, stats: p.RequestStats, mix: list[p.AdapterUse], sampling: p.Sampling) -> str:
+    mixed = " + ".join(f"{use.name} x{use.scale:g}" for use in mix) or "base"
+    drawn = f"seed {stats.seed}" if sampling.temperature > 0 else "greedy"
+    return (f"{stats.new_tokens} tokens · {stats.decode_tokens_per_second:.1f} tok/s · TTFT {stats.ttft_ms / 1000:.2f} s · "
+            f"{stats.prompt_tokens} prompt tokens · {drawn} · {mixed} · {model.name} {model.dtype} on {model.device}")
