@@ -1,0 +1,45 @@
+"""The facts of an adapter as lines: what it is, what of it acts here, and what the person set."""
+from __future__ import annotations
+
+from ..engine.protocol import AdapterInfo
+from .charts import folded, sparkline
+from .mixboard import scale_text
+from .state import BenchState
+from .text import clean_line, size_text
+
+
+def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
+    """Lines for the details pane, cleaned, each at most a few times `width` long."""
+    info = state.adapters.get(name)
+    if info is None:
+        return [clean_line(name, width), clean_line(state.failed.get(name, "being read …"), 600)]
+    setting, view = state.board[name] if name in state.board else None, state.view(name)
+    scale = setting.scale if setting else 1.0
+    lines = [
+        clean_line(info.name, width),
+        f"{clean_line(info.format, 24)} · r{_many(info.ranks)} · {clean_line(info.dtype, 12)}{' · rsLoRA' if info.rslora else ''}",
+        _effective(info, scale),
+        f"{info.matched}/{info.total} modules {'✓ all' if info.matched == info.total else '⚠ the rest has no place here'}",
+        " " + " ".join(f"{clean_line(kind, 24)}×{layers}" for kind, layers in list(info.targets.items())[:12]),
+        f"{size_text(info.bytes)} · sha {info.digest[:12]}",
+        f"trained on {clean_line(info.base_model, 80) or 'a base it does not name'}",
+    ]
+    if info.norms:
+        lines.append(f"‖ΔW‖ {sparkline(folded(info.norms, max(width - 6, 8)), 200)}")
+    if info.invocation:
+        ids = " ".join(map(str, info.invocation_tokens[:12]))
+        lines.append(f"⚑ {clean_line(info.invocation, 80)} = {len(info.invocation_tokens)} tok: {ids}")
+    if view:
+        lines.append(f"in {f'slot G{view.slot}' if view.tier == 'slot' else view.tier}{', pinned' if view.pinned else ''}")
+    return lines + [f"! {clean_line(note, 300)}" for note in info.notes]
+
+
+def _effective(info: AdapterInfo, scale: float) -> str:
+    own = " ".join(f"{value:g}" for value in info.effective_scales[:4])
+    if len(info.effective_scales) == 1:
+        return f"alpha/r {own} × yours {scale_text(scale)} = {info.effective_scales[0] * scale:.4g}"
+    return f"alpha/r {own} (by module) × yours {scale_text(scale)}"
+
+
+def _many(ranks: tuple[int, ...]) -> str:
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}–{ranks[-1]}" if ranks else "?"

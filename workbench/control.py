@@ -1,0 +1,245 @@
+"""What the person does, turned into commands for the engine. Plain Python, no widgets."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from msgspec.structs import replace as changed
+
+from ..engine import protocol as p
+from .mixboard import Setting
+from .state import BenchState, StartAdapter
+from .transcript import Notice, Turn, Version, history_of
+
+MAX_PROMPT = 64 << 10
+"""characters of one message; more is refused at the prompt, with the size"""
+WARM_TEMPERATURE = 0.7
+
+
+class Backend(Protocol):
+    """What the workbench needs of an engine, wherever it runs. Its events arrive in the inbox."""
+
+    def start(self) -> None: ...
+    def send(self, command: p.Command) -> None: ...
+    def stop(self, timeout: float = 1.5) -> None: ...
+
+
+class Control:
+    """The person's side of the bench. Methods change `state` and send commands; none waits for the engine."""
+
+    def __init__(self, state: BenchState, backend: Backend) -> None:
+        self.state = state
+        self.sampling = p.Sampling()
+        self.system = ""
+        self.load: p.LoadModel | None = None
+        self._backend = backend
+        self._paths: dict[str, str] = {}
+        self._pins: set[str] = set()
+        self._invocations: dict[str, str] = {}
+        self._last_id = 0
+        self._last_mix: p.Mix | None = None
+
+    # -- engine ---------------------------------------------------------------------------------
+    def receive(self, event: p.Event) -> None:
+        """Fold an event in and answer it where the bench must: adapters after a model, what waited after both."""
+        self.state.apply(event)
+        match event:
+            case p.ModelLoaded():
+                self._last_mix = None
+                self._load_adapters()
+            case p.AdapterLoaded():
+                self._adapter_ready(event.adapter)
+            case p.AdapterFailed():
+                self._answered(event.path, event.name)
+            case p.AdapterUnloaded():
+                self._forget(event.name)
+            case p.EngineFailed():
+                self._last_mix = None
+        self._send_waiting()
+
+    def open_model(self, load: p.LoadModel, adapters: tuple[StartAdapter, ...] = ()) -> None:
+        """Load a base; adapters that are known already are loaded again onto it."""
+        self.load = load
+        self.state.wanted.extend(adapters)
+        self.state.engine = "loading"
+        self._backend.send(load)
+
+    def cancel_load(self) -> None:
+        self._backend.send(p.CancelLoad())
+
+    def restart(self) -> None:
+        """A new engine with the same model, adapters, pins, invocations and mix. Raises OSError when none can be started."""
+        for item in self.state.items:
+            if isinstance(item, Notice) and item.kind == "engine":
+                item.resolved = True
+        self.state.engine = "starting"
+        self.state.snapshot = p.EngineSnapshot()
+        self.state.adapters.clear()
+        self._backend.start()
+        if self.load:
+            self.open_model(self.load)
+
+    # -- adapters -------------------------------------------------------------------------------
+    def add_adapter(self, adapter: StartAdapter) -> None:
+        self.state.wanted.append(adapter)
+        self._backend.send(p.LoadAdapter(adapter.path, adapter.name))
+
+    def unload(self, name: str) -> None:
+        if name in self.state.adapters:
+            self._backend.send(p.UnloadAdapter(name))
+        else:
+            self.state.board.remove(name)
+            self._forget(name)
+
+    def pin(self, name: str) -> None:
+        """Pin, or unpin what is pinned."""
+        pinned = name not in self._pins
+        (self._pins.add if pinned else self._pins.discard)(name)
+        self._backend.send(p.PinAdapter(name, pinned))
+
+    def set_invocation(self, name: str, text: str) -> None:
+        self._invocations[name] = text
+        self._backend.send(p.SetInvocation(name, text))
+
+    def send_mix(self) -> None:
+        """Send the board's mix when it is not what the engine was sent last; running replies take it from their next token."""
+        mix = self.state.mix()
+        if mix == self._last_mix or not self.state.model:
+            return
+        self._last_mix = mix
+        self.state.sent = [*self.state.sent[-20:], (mix, self.state.board.now)]
+        self._backend.send(p.SetMix(mix, tuple(v.request_id for v in self.state.running if not v.invoked)))
+
+    # -- chat -----------------------------------------------------------------------------------
+    def ask(self, text: str) -> bool:
+        """Send a message; False, with a hint, when it cannot be sent now."""
+        if self._busy():
+            return False
+        history = (*history_of(self.state.items, self.system), p.Message("user", text))
+        turn = Turn(text)
+        self.state.items.append(turn)
+        turn.add(self._version(history, self.sampling))
+        self._send_waiting()
+        return True
+
+    def invoke(self, name: str) -> bool:
+        """Let an aLoRA act on this chat by its invocation; the reply stands beside the chat and is not part of it."""
+        info = self.state.adapters.get(name)
+        history = history_of(self.state.items, self.system)
+        if not info or not info.invocation:
+            self.state.hint = f"{name} has no invocation; f sets one"
+        elif not history:
+            self.state.hint = f"there is no chat yet for {name} to act on"
+        elif not self._busy():
+            turn = Turn("")
+            self.state.items.append(turn)
+            scale = self.state.board[name].scale
+            turn.add(replace(self._version(history, self.sampling), opening=info.invocation, invoked=name,
+                             mix=(p.AdapterUse(name, scale),)))
+            self._send_waiting()
+            return True
+        return False
+
+    def regenerate(self) -> bool:
+        """Another version of the last reply, with the mix set now and the next seed."""
+        turn = next((item for item in reversed(self.state.items) if isinstance(item, Turn)), None)
+        if not turn:
+            self.state.hint = "there is no reply yet"
+        elif not self._busy():
+            last = turn.versions[-1]
+            sampling = self.sampling if self.sampling.temperature == 0 else changed(self.sampling, seed=last.sampling.seed + 1)
+            again = replace(self._version(last.history, sampling), opening=last.opening, invoked=last.invoked)
+            again.mix = last.mix if last.invoked else again.mix
+            if sampling.temperature == 0 and _same(again, last):
+                self.state.hint = "greedy decoding gives the same reply for the same mix: change the mix, or g to sample"
+                return False
+            turn.add(again)
+            self._send_waiting()
+            return True
+        return False
+
+    def stop(self) -> bool:
+        """Stop what is being generated; False when nothing is."""
+        running = self.state.running
+        for version in running:
+            if version.phase == "waiting":
+                version.phase, version.note = "done", "not sent"
+                version.reason = "aborted"
+            else:
+                self._backend.send(p.Abort(version.request_id))
+        return bool(running)
+
+    def new_chat(self) -> None:
+        self.stop()
+        self.state.items.clear()
+
+    def toggle_sampling(self) -> None:
+        warm = self.sampling.temperature == 0
+        self.set_sampling(temperature=WARM_TEMPERATURE if warm else 0.0)
+        self.state.hint = f"sampling at temperature {WARM_TEMPERATURE}" if warm else "greedy: always the likeliest token"
+
+    def set_sampling(self, **fields) -> None:
+        self.sampling = changed(self.sampling, **fields)
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _busy(self) -> bool:
+        if self.state.engine == "gone":
+            self.state.hint = "the engine is gone: Ctrl+E starts it again"
+        elif self.state.running:
+            self.state.hint = "a reply is being written: Esc stops it"
+        else:
+            return False
+        return True
+
+    def _version(self, history: tuple[p.Message, ...], sampling: p.Sampling) -> Version:
+        self._last_id += 1
+        waits = "" if self.state.model else "waits for the model"
+        return Version(self._last_id, history, self.state.mix(), sampling, note=waits)
+
+    def _send_waiting(self) -> None:
+        """Send what waited for the model and its adapters, with the mix as it is now."""
+        if not self.state.model or self.state.wanted or self.state.engine == "loading":
+            return
+        self.send_mix()
+        for version in self.state.running:
+            if version.phase == "waiting":
+                version.mix = version.mix if version.invoked else self.state.mix()
+                version.phase, version.note = "queued", ""
+                prompt = p.Chat(version.history, version.opening)
+                self._backend.send(p.Generate(version.request_id, prompt, version.mix, version.sampling))
+                self.state.engine = "generating"
+
+    def _load_adapters(self) -> None:
+        known = [StartAdapter(path, name) for name, path in self._paths.items()]
+        self.state.wanted = known + [w for w in self.state.wanted if w.name is None or w.name not in self._paths]
+        for adapter in self.state.wanted:
+            self._backend.send(p.LoadAdapter(adapter.path, adapter.name))
+
+    def _adapter_ready(self, info: p.AdapterInfo) -> None:
+        wanted = self._answered(info.path, info.name)
+        self._paths[info.name] = wanted.path if wanted else info.path
+        self.state.board.add(info.name, Setting(wanted.on, wanted.scale) if wanted else Setting())
+        if info.name in self._pins:
+            self._backend.send(p.PinAdapter(info.name, True))
+        if info.name in self._invocations:
+            self._backend.send(p.SetInvocation(info.name, self._invocations[info.name]))
+
+    def _answered(self, path: str, name: str) -> StartAdapter | None:
+        """Take the wish that this answer belongs to: by name, by path, else the oldest."""
+        wanted = self.state.wanted
+        found = next((w for w in wanted if name and w.name == name), None) or next((w for w in wanted if w.path == path), None)
+        found = found or (wanted[0] if wanted else None)
+        if found:
+            wanted.remove(found)
+        return found
+
+    def _forget(self, name: str) -> None:
+        self._paths.pop(name, None)
+        self._pins.discard(name)
+        self._invocations.pop(name, None)
+        self.state.failed.pop(name, None)
+
+
+def _same(new: Version, old: Version) -> bool:
+    return (old.phase == "done" and old.reason != "aborted" and not old.splices
+            and (new.mix, new.sampling, new.history, new.opening) == (old.mix, old.sampling, old.history, old.opening))

@@ -1,0 +1,49 @@
+"""Happenings of the engine as lines of the event log, each with its cause."""
+from __future__ import annotations
+
+from ..engine import protocol as p
+from .mixboard import mix_text
+from .text import size_text
+
+
+def event_line(event: p.Event) -> tuple[str, bool] | None:
+    """The log line of an event and whether it is bad news; None for events that other panels show."""
+    line = _LINES.get(type(event))
+    return line(event) if line else None
+
+
+def _loaded(event: p.SlotLoaded) -> tuple[str, bool]:
+    return f"{event.adapter} → G{event.slot} from {event.source}, {size_text(event.bytes)} in {event.ms:.1f} ms: {event.because}", False
+
+
+def _adapter(event: p.AdapterLoaded) -> tuple[str, bool]:
+    info = event.adapter
+    return f"{info.name} read: {info.matched}/{info.total} modules, {size_text(info.bytes)} in {event.ms:.0f} ms", False
+
+
+def _unloading(event: p.AdapterUnloading) -> tuple[str, bool]:
+    waiting = ", ".join(map(str, event.waiting_for))
+    return f"unload of {event.name} waits for request {waiting}", False
+
+
+_LINES = {
+    p.EngineStarted: lambda e: (f"engine started, pid {e.pid}, torch {e.torch or 'not yet'}, {', '.join(e.devices)}", False),
+    p.ModelLoaded: lambda e: (f"model {e.model.name} ready in {e.ms / 1000:.1f} s", False),
+    p.ModelFailed: lambda e: ("load cancelled" if e.cancelled else f"model failed: {e.message}", not e.cancelled),
+    p.AdapterLoaded: _adapter,
+    p.AdapterFailed: lambda e: (f"{e.name or e.path} failed: {e.message}", True),
+    p.AdapterUnloading: _unloading,
+    p.AdapterUnloaded: lambda e: (f"{e.name} unloaded, {size_text(e.freed_bytes)} freed", False),
+    p.AdapterChanged: lambda e: (f"{e.adapter.name}: invocation {e.adapter.invocation or 'none'}", False),
+    p.SlotLoaded: _loaded,
+    p.SlotTouched: lambda e: (f"{e.adapter} in G{e.slot} used again", False),
+    p.SlotEvicted: lambda e: (f"{e.adapter} left G{e.slot}: {e.because}", False),
+    p.HostLoaded: lambda e: (f"{e.adapter} → host, {size_text(e.bytes)} in {e.ms:.1f} ms", False),
+    p.HostEvicted: lambda e: (f"{e.adapter} left the host tier, {size_text(e.bytes)}: {e.because}", False),
+    p.MixSet: lambda e: (f"mix: {mix_text(e.mix)}", False),
+    p.MixRefused: lambda e: (f"mix refused: {e.message}", True),
+    p.RequestQueued: lambda e: (f"request {e.request_id} waits: {e.because}", False),
+    p.RequestFailed: lambda e: (f"request {e.request_id} failed: {e.message}", True),
+    p.CommandFailed: lambda e: (e.message, True),
+    p.EngineFailed: lambda e: (e.message, True),
+}

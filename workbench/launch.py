@@ -1,0 +1,26 @@
+"""Opens the workbench: the engine process first, then the screen's imports beside it."""
+from __future__ import annotations
+
+from collections import deque
+
+from ..engine.protocol import Event, LoadModel
+from .backends.local import LocalBackend
+from .state import StartAdapter
+
+
+def open_workbench(load: LoadModel | None, adapters: tuple[StartAdapter, ...] = ()) -> int:
+    """Run the workbench until the person leaves; returns the process's exit code.
+
+    `load` None opens the load screen. Raises OSError when no engine process can be started.
+    """
+    inbox: deque[Event] = deque()
+    backend = LocalBackend(inbox.append)
+    backend.start()
+    try:
+        from .app import BenchApp  # after the child: importing the screen takes as long as the child's first breath
+
+        app = BenchApp(backend, inbox, load, adapters)
+        app.run()
+        return app.return_code or 0
+    finally:
+        backend.stop()

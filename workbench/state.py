@@ -1,0 +1,207 @@
+"""The store: what the screen shows, folded from the engine's events. Plain Python, no widgets.
+
+Panels of what is read the latest snapshot; happenings go to the rings, the transcript and the notices.
+"""
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from ..engine import protocol as p
+from .happenings import event_line
+from .mixboard import BoardState, MixBoard, mix_text
+from .transcript import Item, Notice, Splice, Turn, Version
+
+STEPS_KEPT = 240
+EVENTS_KEPT = 300
+
+
+@dataclass(frozen=True)
+class StartAdapter:
+    """An adapter to have from the start, or again after a restart."""
+
+    path: str
+    name: str | None = None
+    scale: float = 1.0
+    on: bool = True
+
+
+@dataclass(frozen=True)
+class LoggedEvent:
+    at: datetime
+    text: str
+    bad: bool = False
+
+
+@dataclass
+class BenchState:
+    """All the screen knows. `apply` folds one event in and returns the parts that changed."""
+
+    clock: Callable[[], datetime] = datetime.now
+    engine: str = "starting"
+    """starting, no model, loading, idle, generating, gone"""
+    started: p.EngineStarted | None = None
+    loading: p.ModelLoading | None = None
+    snapshot: p.EngineSnapshot = field(default_factory=p.EngineSnapshot)
+    adapters: dict[str, p.AdapterInfo] = field(default_factory=dict)
+    board: MixBoard = field(default_factory=MixBoard)
+    held: BoardState = field(default_factory=BoardState)
+    """the board whose mix the engine holds; what a refusal returns to"""
+    sent: list[tuple[p.Mix, BoardState]] = field(default_factory=list)
+    """mixes on their way to the engine"""
+    wanted: list[StartAdapter] = field(default_factory=list)
+    """adapters asked for and not yet answered"""
+    failed: dict[str, str] = field(default_factory=dict)
+    """adapters of the board that do not fit the model that is loaded, and why"""
+    hint: str = ""
+    """one line at the prompt: what the last key did or why it did nothing"""
+    items: list[Item] = field(default_factory=list)
+    steps: deque[p.StepFinished] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    events: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
+    last_eviction: LoggedEvent | None = None
+
+    @property
+    def model(self) -> p.ModelInfo | None:
+        return self.snapshot.model
+
+    @property
+    def running(self) -> list[Version]:
+        return [version for version in self.versions() if version.active]
+
+    def versions(self) -> list[Version]:
+        return [version for item in self.items if isinstance(item, Turn) for version in item.versions]
+
+    def mix(self) -> p.Mix:
+        """The board's mix as far as its adapters are loaded."""
+        return tuple(use for use in self.board.mix() if use.name in self.adapters)
+
+    def version(self, request_id: int) -> Version | None:
+        return next((v for v in reversed(self.versions()) if v.request_id == request_id), None)
+
+    def view(self, name: str) -> p.AdapterView | None:
+        return next((view for view in self.snapshot.adapters if view.info.name == name), None)
+
+    def step_times(self) -> tuple[float, float, float]:
+        """Last, median and 95th percentile of the kept steps, in ms; zeros without steps."""
+        times = [step.ms for step in self.steps]
+        if not times:
+            return 0.0, 0.0, 0.0
+        p95 = statistics.quantiles(times, n=20, method="inclusive")[-1] if len(times) > 1 else times[0]
+        return times[-1], statistics.median(times), p95
+
+    def log(self, text: str, bad: bool = False) -> LoggedEvent:
+        entry = LoggedEvent(self.clock(), text, bad)
+        self.events.append(entry)
+        return entry
+
+    def notice(self, text: str, kind: str = "info") -> None:
+        self.items.append(Notice(kind, text))
+
+    def apply(self, event: p.Event) -> None:
+        """Fold one event of the engine in."""
+        if line := event_line(event):
+            entry = self.log(*line)
+            if isinstance(event, p.SlotEvicted):
+                self.last_eviction = entry
+        fold = getattr(self, f"_on_{type(event).__name__}", None)
+        if fold:
+            fold(event)
+        if self.engine in ("idle", "generating"):
+            self.engine = "generating" if self.running else "idle"
+
+    # -- model and process ----------------------------------------------------------------------
+    def _on_EngineStarted(self, event: p.EngineStarted) -> None:
+        self.started = event
+        if self.engine in ("starting", "gone"):
+            self.engine = "no model"
+
+    def _on_ModelLoading(self, event: p.ModelLoading) -> None:
+        self.loading, self.engine = event, "loading"
+
+    def _on_ModelLoaded(self, event: p.ModelLoaded) -> None:
+        self.loading, self.engine = None, "idle"
+        self.snapshot = p.EngineSnapshot(model=event.model)
+        self.adapters.clear()
+        self.failed.clear()
+
+    def _on_ModelFailed(self, event: p.ModelFailed) -> None:
+        self.loading = None
+        self.engine = "idle" if self.model else "no model"
+        if not event.cancelled:
+            self.notice(f"the model was not loaded: {event.message}\nCtrl+O opens another one.", "error")
+
+    def _on_EngineSnapshot(self, event: p.EngineSnapshot) -> None:
+        self.snapshot = event
+        self.adapters.update({view.info.name: view.info for view in event.adapters})
+
+    def _on_CommandFailed(self, event: p.CommandFailed) -> None:
+        self.notice(event.message, "error")
+
+    def _on_EngineFailed(self, event: p.EngineFailed) -> None:
+        for version in self.running:
+            version.phase, version.note = "lost", f"the engine stopped after {version.tokens} tokens; what it said is kept"
+        self.sent.clear()
+        if event.fatal:
+            self.engine, self.loading = "gone", None
+            self.notice(event.message, "engine")
+        else:
+            self.notice(f"{event.message}\nThe engine goes on; Ctrl+R asks again.", "error")
+
+    # -- adapters and mix -----------------------------------------------------------------------
+    def _on_AdapterLoaded(self, event: p.AdapterLoaded) -> None:
+        self.adapters[event.adapter.name] = event.adapter
+        self.failed.pop(event.adapter.name, None)
+
+    def _on_AdapterChanged(self, event: p.AdapterChanged) -> None:
+        self.adapters[event.adapter.name] = event.adapter
+
+    def _on_AdapterUnloaded(self, event: p.AdapterUnloaded) -> None:
+        self.adapters.pop(event.name, None)
+        self.board.remove(event.name)
+
+    def _on_AdapterFailed(self, event: p.AdapterFailed) -> None:
+        if event.name in self.board:
+            self.failed[event.name] = event.message
+        self.notice(f"adapter {event.name or event.path} was not loaded: {event.message}", "error")
+
+    def _on_MixSet(self, event: p.MixSet) -> None:
+        self.held = next((board for mix, board in reversed(self.sent) if mix == event.mix), self.held)
+        for request_id, token in event.at_token.items():
+            version = self.version(request_id)
+            if version and version.mix_now != event.mix:
+                version.splices.append(Splice(len(version.text), token, version.mix_now, event.mix))
+
+    def _on_MixRefused(self, event: p.MixRefused) -> None:
+        self.notice(f"the mix {mix_text(event.mix)} was refused: {event.message}\nWhat was set before still holds.", "error")
+        if not self.sent or self.sent[-1][0] == event.mix:
+            self.board.restore(self.held)
+
+    # -- replies --------------------------------------------------------------------------------
+    def _on_RequestQueued(self, event: p.RequestQueued) -> None:
+        if version := self.version(event.request_id):
+            version.phase, version.note = "queued", event.because
+
+    def _on_RequestStarted(self, event: p.RequestStarted) -> None:
+        if version := self.version(event.request_id):
+            version.phase, version.note = "running", ""
+            version.prompt_tokens, version.activations = event.prompt_tokens, event.activations
+
+    def _on_TextDelta(self, event: p.TextDelta) -> None:
+        if version := self.version(event.request_id):
+            version.text += event.text
+            version.tokens = event.tokens
+
+    def _on_RequestFinished(self, event: p.RequestFinished) -> None:
+        if version := self.version(event.request_id):
+            version.phase, version.reason, version.stats = "done", event.reason, event.stats
+            version.tokens = event.stats.new_tokens
+
+    def _on_RequestFailed(self, event: p.RequestFailed) -> None:
+        if version := self.version(event.request_id):
+            version.phase, version.note = "failed", event.message
+
+    def _on_StepFinished(self, event: p.StepFinished) -> None:
+        self.steps.append(event)
