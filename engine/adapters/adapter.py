@@ -13,10 +13,6 @@ from torch import Tensor
 from ..protocol import AdapterInfo
 
 
-class AdapterError(ValueError):
-    """An adapter cannot be used; the text names the file, what was expected and what to do."""
-
-
 @dataclass(frozen=True, slots=True)
 class LoraPair:
     """y += user scale * scaling * (x a^T) b^T; a [r, d_in] and b [d_out, r] of one dtype, in RAM."""

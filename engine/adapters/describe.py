@@ -1,0 +1,71 @@
+"""What a user should know of a loaded adapter: the facts, and the notes that keep it from being silent."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..models.facts import ModelFacts
+from ..protocol import AdapterInfo
+from ..weights.files import show
+from .adapter import LoraPair, content_digest, layer_norms, target_counts
+
+if TYPE_CHECKING:
+    from .keys import PairNames
+    from .peft import AdapterFile
+
+
+def describe(
+    file: AdapterFile, name: str, modules: Mapping[str, LoraPair], unmatched: Sequence[str], pairs: Sequence[PairNames], facts: ModelFacts,
+) -> AdapterInfo:
+    """All of AdapterInfo but the invocation as text, which needs the base's tokenizer."""
+    settings = file.settings
+    norms = layer_norms(modules, facts.layers)
+    dtypes = sorted({str(pair.a.dtype).removeprefix("torch.") for pair in modules.values()})
+    return AdapterInfo(
+        name=name,
+        path=str(file.path),
+        format=file.format,
+        digest=content_digest(modules, settings.invocation),
+        ranks=tuple(sorted({pair.rank for pair in modules.values()})),
+        effective_scales=tuple(sorted({pair.scaling for pair in modules.values()})),
+        matched=len(modules),
+        total=len(pairs),
+        targets=target_counts(modules),
+        bytes=sum(pair.nbytes for pair in modules.values()),
+        rslora=settings.rslora,
+        dtype="+".join(dtypes),
+        base_model=settings.base_model,
+        invocation_tokens=settings.invocation,
+        norms=norms,
+        notes=file.notes + tuple(_notes(file, modules, unmatched, [pair.path for pair in pairs])),
+    )
+
+
+def _notes(file: AdapterFile, modules: Mapping[str, LoraPair], unmatched: Sequence[str], paths: Sequence[str]) -> list[str]:
+    notes = []
+    if unmatched:
+        more = f" and {len(unmatched) - 3} more" if len(unmatched) > 3 else ""
+        notes.append(f"{len(unmatched)} of {len(paths)} modules are not in the base and do not act: "
+                     + ", ".join(show(path) for path in unmatched[:3]) + more)
+    if not any(pair.scaling and pair.b.any() and pair.a.any() for pair in modules.values()):
+        notes.append("changes nothing: every delta is zero (alpha 0, or weights as they were before training)")
+    targets = file.settings.targets
+    if isinstance(targets, tuple) and targets:
+        notes += _target_notes(targets, paths)
+    return notes
+
+
+def _target_notes(targets: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """Where `target_modules` and the tensors of the file disagree; the file decides."""
+    notes = []
+    missing = [target for target in targets if not any(_is_target(path, target) for path in paths)]
+    if missing:
+        notes.append("target_modules lists " + ", ".join(map(show, sorted(missing)[:8])) + ", missing from the file: nothing acts there")
+    extra = sorted({path.rsplit(".", 1)[-1] for path in paths if not any(_is_target(path, target) for target in targets)})
+    if extra:
+        notes.append("the file also has " + ", ".join(map(show, extra[:8])) + ", which target_modules does not list: applied")
+    return notes
+
+
+def _is_target(path: str, target: str) -> bool:
+    return path == target or path.endswith("." + target)

@@ -1,0 +1,104 @@
+"""The tensors of an adapter file, brought into RAM without trusting what the file says of them."""
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..weights.entry import TensorEntry
+from ..weights.files import open_regular, show
+from .adapter import LoraPair
+from .errors import AdapterError
+from .keys import PairNames
+
+if TYPE_CHECKING:
+    from .peft import AdapterFile
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """Names and shapes are known at once, values are read (and checked to be finite) by pair."""
+
+    file: AdapterFile
+    shapes: Mapping[str, tuple[int, ...]]
+    pickled: Mapping[str, Tensor] | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.shapes)
+
+    def read(self, pair: PairNames, scaling: float) -> LoraPair:
+        """The factors of one module in one dtype; fp64 becomes fp32."""
+        a, b = self._tensor(pair.a), self._tensor(pair.b)
+        if a.dtype != b.dtype:
+            a, b = a.float(), b.float()
+        return LoraPair(a, b, scaling)
+
+    def _tensor(self, name: str) -> Tensor:
+        if self.pickled is not None:
+            tensor = self.pickled[name].detach().clone()
+        else:
+            assert self.file.entries is not None
+            tensor = _read_entry(self.file.entries[name])
+        if tensor.dtype == torch.float64:
+            tensor = tensor.float()
+        if not torch.isfinite(tensor).all():
+            raise AdapterError(f"{self.file.weights_path}: tensor {show(name, 160)} has values that are not finite (NaN or infinity); "
+                               "the training diverged or the file is corrupt")
+        return tensor
+
+
+def read_pairs(file: AdapterFile) -> TensorSource:
+    """The tensors of `file`. Raises AdapterError for a `.bin` with anything but plain dense tensors inside."""
+    if file.entries is not None:
+        return TensorSource(file, {name: entry.shape for name, entry in file.entries.items()}, None)
+    pickled = _unpickle(file)
+    return TensorSource(file, {name: tuple(tensor.shape) for name, tensor in pickled.items()}, pickled)
+
+
+def _read_entry(entry: TensorEntry) -> Tensor:
+    with open_regular(entry.file) as stream:
+        stream.seek(entry.offset)
+        data = bytearray(stream.read(entry.nbytes))
+    if len(data) != entry.nbytes:
+        raise AdapterError(f"{entry.file}: changed while it was read; load it again when it is complete")
+    if not data:
+        return torch.empty(entry.shape, dtype=_DTYPES[entry.type])
+    return torch.frombuffer(data, dtype=_DTYPES[entry.type]).reshape(entry.shape)
+
+
+def _unpickle(file: AdapterFile) -> Mapping[str, Tensor]:
+    """The state dict in a `.bin`, by torch's restricted unpickler, mapped rather than copied where the format allows it."""
+    path = file.weights_path
+    with open_regular(path) as stream:
+        zipped = stream.read(4) == b"PK\x03\x04"
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except pickle.UnpicklingError as error:
+        raise AdapterError(f"{path}: refused, the pickle holds more than tensors ({show(str(error).splitlines()[0], 120)}); unsafe to load, "
+                           "ask for a safetensors file") from None
+    except Exception as error:  # torch.load raises many kinds for files that are none
+        raise AdapterError(f"{path}: is not a file that torch.load can read ({show(str(error).splitlines()[0] if str(error) else repr(error), 120)}); "
+                           "download it again or ask for a safetensors file") from None
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        raise AdapterError(f"{path}: holds a {type(state).__name__}, a dict from names to tensors is expected; ask for a safetensors file")
+    for name, tensor in state.items():
+        _check_plain(name, tensor, file)
+    return state
+
+
+def _check_plain(name: str, tensor: object, file: AdapterFile) -> None:
+    where = f"{file.weights_path}: {show(name, 160)}"
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        raise AdapterError(f"{where} is not a plain dense tensor; unsupported, ask for a safetensors file")
+    if tensor.dtype not in _DTYPES.values():
+        raise AdapterError(f"{where} has dtype {tensor.dtype}; the weights of an adapter are float32, float16 or bfloat16, save it again in one of these")
+    if not tensor.is_contiguous() and not tensor.t().is_contiguous() or tensor.nbytes > file.weights_bytes:
+        raise AdapterError(f"{where} claims shape {list(tensor.shape)} with stride {list(tensor.stride())}, more than the {file.weights_bytes:,} "
+                           "bytes of the file can hold; the file lies about its size")

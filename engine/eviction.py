@@ -1,0 +1,30 @@
+"""Which key of a full cache goes first: the least recently used."""
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+
+class Lru:
+    """Keys in the order of their last use."""
+
+    def __init__(self) -> None:
+        self._order: dict[str, None] = {}
+
+    def touch(self, key: str) -> None:
+        """`key` was used now; adds it when it is new."""
+        self._order.pop(key, None)
+        self._order[key] = None
+
+    def remove(self, key: str) -> None:
+        self._order.pop(key, None)
+
+    def __iter__(self) -> Iterator[str]:
+        """Least recently used first."""
+        return iter(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def victims(self, count: int, protected: Collection[str]) -> list[str]:
+        """The `count` least recently used keys outside `protected`, or fewer when there are no more."""
+        return [key for key in self._order if key not in protected][:max(count, 0)]

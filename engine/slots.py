@@ -1,0 +1,89 @@
+"""What an adapter is on the device, and the slots that hold it."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+import torch
+from torch import Tensor
+
+from .adapters.adapter import Adapter, LoraPair
+
+FUSED: dict[str, tuple[str, ...]] = {
+    "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o_proj": ("self_attn.o_proj",),
+    "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "down_proj": ("mlp.down_proj",),
+}
+"""the decoder's fused linears of a layer -> the modules whose outputs they hold, in order"""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedPart:
+    """One adapter's share of one fused linear. `a` [k, d_in], slice-major; `b[i]` [k_i, d_out_i], scaling folded in, or None."""
+
+    a: Tensor
+    b: tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotContent:
+    """One adapter on the device. Parts by (layer, fused linear); lm_head by (number of layers, "lm_head")."""
+
+    parts: Mapping[tuple[int, str], FusedPart]
+    nbytes: int
+    rank: int
+
+
+@dataclass(slots=True)
+class Slot:
+    """A place for one adapter. `generation` grows with every content, so (index, generation) names a content for ever."""
+
+    index: int
+    adapter: str = ""
+    content: SlotContent | None = None
+    generation: int = 0
+    last_used: float = 0.0
+
+    def fill(self, adapter: str, content: SlotContent) -> None:
+        self.adapter, self.content = adapter, content
+        self.generation += 1
+        self.last_used = monotonic()
+
+    def clear(self) -> int:
+        """Free the place; the bytes that the content took."""
+        freed = self.content.nbytes if self.content else 0
+        self.adapter, self.content = "", None
+        return freed
+
+
+def fused_modules(layers: int) -> dict[tuple[int, str], tuple[str, ...]]:
+    """(layer, fused linear) -> canonical names of its modules in order; lm_head last, by (layers, "lm_head")."""
+    table = {
+        (layer, fused): tuple(f"layers.{layer}.{module}" for module in modules)
+        for layer in range(layers) for fused, modules in FUSED.items()
+    }
+    table[layers, "lm_head"] = ("lm_head",)
+    return table
+
+
+def build_content(adapter: Adapter, layers: int, device: torch.device, dtype: torch.dtype) -> SlotContent:
+    """`adapter` as a slot holds it: on `device`, in `dtype`; scaling is folded into B in fp32 before it is rounded to `dtype`."""
+    parts: dict[tuple[int, str], FusedPart] = {}
+    nbytes = 0
+    for key, modules in fused_modules(layers).items():
+        pairs = [adapter.modules.get(module) for module in modules]
+        present = [pair for pair in pairs if pair is not None]
+        if not present:
+            continue
+        a = torch.cat([pair.a.to(device, dtype) for pair in present])
+        b = tuple(None if pair is None else _expand_factor(pair, device, dtype) for pair in pairs)
+        parts[key] = FusedPart(a, b)
+        nbytes += a.nbytes + sum(factor.nbytes for factor in b if factor is not None)
+    return SlotContent(parts, nbytes, max(pair.rank for pair in adapter.modules.values()))
+
+
+def _expand_factor(pair: LoraPair, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """scaling * B^T [r, d_out], contiguous."""
+    return pair.b.to(device, torch.float32).mul(pair.scaling).T.contiguous().to(dtype)
