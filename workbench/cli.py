@@ -105,9 +105,12 @@ def inspect(path: Annotated[str, Parameter(help="A base model or an adapter: fil
 @app.command
 def doctor(*, json: Json = False) -> int:
     """Say what this machine can do, and why not more."""
+    from . import paths
     from .engine_tools import show
+    from .terminal import terminal_facts
 
-    return show("doctor", "--terminal", _terminal(), as_json=json)
+    own = {"terminal": terminal_facts(), "files": {"settings": str(paths.settings_file()), "log": str(paths.log_file())}}
+    return show("doctor", as_json=json, more=own)
 
 
 @app.command(help_flags=[])

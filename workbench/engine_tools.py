@@ -30,10 +30,10 @@ def ask(tool: str, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def show(tool: str, *arguments: str, as_json: bool) -> int:
-    """Print a tool's answer as JSON or as lines for people; returns the exit code."""
+def show(tool: str, *arguments: str, as_json: bool, more: dict[str, Any] | None = None) -> int:
+    """Print a tool's answer, and `more` after it, as JSON or as lines for people; returns the exit code."""
     try:
-        answer = ask(tool, *arguments)
+        answer = ask(tool, *arguments) | (more or {})
     except ToolFailed as failed:
         output.narrate(str(failed))
         return failed.code

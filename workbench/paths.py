@@ -1,0 +1,16 @@
+"""Where our own files lie on this machine."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import platformdirs
+
+APP = "lora-bench"
+
+
+def settings_file() -> Path:
+    return platformdirs.user_config_path(APP) / "settings.toml"
+
+
+def log_file() -> Path:
+    return platformdirs.user_log_path(APP) / "engine.log"

@@ -1,0 +1,30 @@
+"""What the terminal can show, as far as it can be told without asking it."""
+from __future__ import annotations
+
+import locale
+import os
+import shutil
+import sys
+from typing import Any
+
+
+def terminal_facts() -> dict[str, Any]:
+    """Plain data for `doctor`."""
+    size = shutil.get_terminal_size()
+    return {
+        "term": os.environ.get("TERM") or "not set",
+        "colours": _colours(),
+        "text_encoding": locale.getpreferredencoding(False),
+        "size": f"{size.columns}x{size.lines}" + ("" if size.columns >= 60 and size.lines >= 20 else " (small: only the chat is shown)"),
+        "interactive": sys.stdin.isatty() and sys.stdout.isatty(),
+        "over_ssh": "SSH_TTY" in os.environ,
+        "multiplexer": "tmux" if "TMUX" in os.environ else "screen" if "STY" in os.environ else "none",
+    }
+
+
+def _colours() -> str:
+    if os.environ.get("NO_COLOR"):
+        return "off (NO_COLOR is set)"
+    if os.environ.get("COLORTERM", "") in ("truecolor", "24bit"):
+        return "16 million"
+    return "256" if "256" in os.environ.get("TERM", "") else "16"
