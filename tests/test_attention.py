@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+
 from lora_bench.kernels.attention import Span, cache_write_, causal_mask, paged_attention
 
 BLOCK = 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from lora_bench.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import torch
+
 from lora_bench.kernels.sampling import Draw, gumbel, sample
 
 

@@ -13,6 +13,7 @@ from ...kernels.lora import LoraLinear, LoraStep, lora_expand_, lora_shrink
 from ...kernels.norm import rms_norm
 from ...kernels.rope import inverse_frequencies, llama3_frequencies, rope_, rope_table
 from ..batch import StepInputs
+from ..routing import Routing
 from .facts import ModelFacts
 
 Lap = Callable[[str], None]
@@ -23,7 +24,7 @@ class Linear:
     """One matrix product of the forward, perhaps several modules of the base laid one under the other."""
 
     name: str
-    """key of its LoraLinear, e.g. `layers.3.qkv_proj`"""
+    """of its LoraLinear in a Routing: "qkv_proj", "o_proj", "gate_up_proj", "down_proj" or "lm_head" """
     weight: Tensor
     """[d_out, d_in]"""
     bias: Tensor | None
@@ -41,10 +42,21 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ActiveLora:
-    """What the adapters of a step add: the rank rows by fused linear, and the weights of this step's tokens."""
+    """What the adapters of a step add: their rank rows, and the weights of this step's tokens."""
+
+    routing: Routing
+    step: LoraStep
+
+
+@dataclass(frozen=True, slots=True)
+class Deltas:
+    """ActiveLora at one layer (or at the head)."""
 
     linears: Mapping[str, LoraLinear]
-    step: LoraStep
+    step: LoraStep | None
+
+
+NO_DELTAS = Deltas({}, None)
 
 
 class Decoder:
@@ -77,39 +89,41 @@ class Decoder:
         """Logits [sampled rows, vocab] of a step; its keys and values are stored in `caches`."""
         x = F.embedding(inputs.ids, self._embed)
         rope = self._cos[inputs.positions].unsqueeze(1), self._sin[inputs.positions].unsqueeze(1)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x = x + self._attention(rms_norm(x, layer.attention_norm, self.facts.rms_eps), layer, cache, rope, inputs, lora, lap)
-            x = x + self._mlp(rms_norm(x, layer.mlp_norm, self.facts.rms_eps), layer, lora, lap)
+        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            deltas = Deltas(lora.routing.layers[index], lora.step) if lora is not None else NO_DELTAS
+            x = x + self._attention(rms_norm(x, layer.attention_norm, self.facts.rms_eps), layer, cache, rope, inputs, deltas, lap)
+            x = x + self._mlp(rms_norm(x, layer.mlp_norm, self.facts.rms_eps), layer, deltas, lap)
         rows = rms_norm(x.index_select(0, inputs.sampled), self._norm, self.facts.rms_eps)
-        if lora is not None and "lm_head" in lora.linears:
-            lora = ActiveLora(lora.linears, lora.step.select(inputs.sampled))
-        return _linear(rows, self._head, lora, lap)
+        deltas = NO_DELTAS
+        if lora is not None and lora.routing.head is not None:
+            deltas = Deltas({"lm_head": lora.routing.head}, lora.step.select(inputs.sampled))
+        return _linear(rows, self._head, deltas, lap)
 
     def _attention(
-        self, x: Tensor, layer: Layer, cache: Tensor, rope: tuple[Tensor, Tensor], inputs: StepInputs, lora: ActiveLora | None, lap: Lap,
+        self, x: Tensor, layer: Layer, cache: Tensor, rope: tuple[Tensor, Tensor], inputs: StepInputs, deltas: Deltas, lap: Lap,
     ) -> Tensor:
         facts = self.facts
-        qkv = _linear(x, layer.qkv, lora, lap).view(x.shape[0], -1, facts.head_dim)
+        qkv = _linear(x, layer.qkv, deltas, lap).view(x.shape[0], -1, facts.head_dim)
         rope_(qkv[:, : facts.heads + facts.kv_heads], *rope)
         cache_write_(cache, inputs.cells, qkv[:, facts.heads :])
         lap("other")
         mixed = paged_attention(qkv[:, : facts.heads], cache, inputs.spans)
         lap("attention")
-        return _linear(mixed, layer.o, lora, lap)
+        return _linear(mixed, layer.o, deltas, lap)
 
-    def _mlp(self, x: Tensor, layer: Layer, lora: ActiveLora | None, lap: Lap) -> Tensor:
-        gate, up = _linear(x, layer.gate_up, lora, lap).chunk(2, -1)
-        return _linear(F.silu(gate).mul_(up), layer.down, lora, lap)
+    def _mlp(self, x: Tensor, layer: Layer, deltas: Deltas, lap: Lap) -> Tensor:
+        gate, up = _linear(x, layer.gate_up, deltas, lap).chunk(2, -1)
+        return _linear(F.silu(gate).mul_(up), layer.down, deltas, lap)
 
 
-def _linear(x: Tensor, linear: Linear, lora: ActiveLora | None, lap: Lap) -> Tensor:
+def _linear(x: Tensor, linear: Linear, deltas: Deltas, lap: Lap) -> Tensor:
     """Semantics: y = x W^T + bias + (row_weights * (x A^T)) B. Without an adapter here it is the base product and nothing else."""
-    added = lora.linears.get(linear.name) if lora is not None else None
     lap("other")
     y = F.linear(x, linear.weight, linear.bias)
     lap("base matmul")
-    if added is not None and lora is not None:
-        h = lora_shrink(x, added.a, lora.step.row_weights(added))
+    added = deltas.linears.get(linear.name)
+    if added is not None and deltas.step is not None:
+        h = lora_shrink(x, added.a, deltas.step.row_weights(added))
         lap("shrink")
         lora_expand_(y, h, added.slices)
         lap("expand")
@@ -120,11 +134,11 @@ def _layer(weights: dict[str, Tensor], name: str) -> Layer:
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
     return Layer(
         attention_norm=weights.pop(f"{name}.input_layernorm.weight"),
-        qkv=_fused(weights, f"{name}.qkv_proj", [f"{attention}.{part}_proj" for part in "qkv"]),
-        o=_fused(weights, f"{name}.o_proj", [f"{attention}.o_proj"]),
+        qkv=_fused(weights, "qkv_proj", [f"{attention}.{part}_proj" for part in "qkv"]),
+        o=_fused(weights, "o_proj", [f"{attention}.o_proj"]),
         mlp_norm=weights.pop(f"{name}.post_attention_layernorm.weight"),
-        gate_up=_fused(weights, f"{name}.gate_up_proj", [f"{mlp}.gate_proj", f"{mlp}.up_proj"]),
-        down=_fused(weights, f"{name}.down_proj", [f"{mlp}.down_proj"]),
+        gate_up=_fused(weights, "gate_up_proj", [f"{mlp}.gate_proj", f"{mlp}.up_proj"]),
+        down=_fused(weights, "down_proj", [f"{mlp}.down_proj"]),
     )
 
 

@@ -1,0 +1,64 @@
+"""One step as tensors: what the decoder reads."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..kernels.attention import Span, causal_mask
+from .blocks import BlockTable, blocks_for
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive tokens of one request that a step computes."""
+
+    ids: Sequence[int]
+    position: int
+    """of the first of them; as many tokens are in the cache already"""
+    table: BlockTable
+    sampled: bool
+    """the logits of its last token are wanted"""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """tokens = all chunks' tokens, end to end."""
+
+    ids: Tensor
+    """[tokens] int64"""
+    positions: Tensor
+    """[tokens] int64"""
+    cells: Tensor
+    """[tokens] int64: where in the flattened cache each token's keys and values go"""
+    spans: tuple[Span, ...]
+    sampled: Tensor
+    """[rows] int64: the tokens whose logits are wanted, in chunk order"""
+
+
+def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
+    """The tensors of a step over `chunks` (at least one, each with at least one token)."""
+    ids: list[int] = []
+    positions: list[int] = []
+    cells: list[int] = []
+    sampled: list[int] = []
+    spans: list[Span] = []
+    for chunk in chunks:
+        spans.append(_span(chunk, len(ids), device))
+        ids += chunk.ids
+        places = range(chunk.position, chunk.position + len(chunk.ids))
+        positions += places
+        cells += map(chunk.table.cell, places)
+        if chunk.sampled:
+            sampled.append(len(ids) - 1)
+    packed = torch.tensor(ids + positions + cells + sampled, dtype=torch.int64).to(device)
+    return StepInputs(*packed[: 3 * len(ids)].view(3, -1), tuple(spans), packed[3 * len(ids) :])
+
+
+def _span(chunk: Chunk, start: int, device: torch.device) -> Span:
+    rows, length = len(chunk.ids), chunk.position + len(chunk.ids)
+    first = chunk.table.first
+    blocks = None if first >= 0 else torch.tensor(chunk.table.blocks[: blocks_for(length)], device=device)
+    return Span(start, rows, length, first, blocks, causal_mask(rows, length, device))
