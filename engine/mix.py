@@ -44,7 +44,7 @@ def check_mix(mix: Mix, known: Mapping[str, object]) -> None:
     seen: set[str] = set()
     for use in mix:
         if use.name not in known:
-            raise MixError(_unknown(use.name, known))
+            raise MixError(unknown_adapter(use.name, known))
         if use.name in seen:
             raise MixError(f"adapter {use.name!r} is in the mix twice; give it once, with the sum of the scales")
         if not isfinite(use.scale):
@@ -86,7 +86,8 @@ def _activation(info: AdapterInfo, prompt: Sequence[int], text: Callable[[Sequen
     return Activation(info.name, False, -1, len(tokens), f"invocation not found, off: {nearest_miss(prompt, tokens, text)}")
 
 
-def _unknown(name: str, known: Mapping[str, object]) -> str:
+def unknown_adapter(name: str, known: Mapping[str, object]) -> str:
+    """One sentence for an adapter that is not loaded, with the close names."""
     close = get_close_matches(name, list(known), n=3)
     if close:
         return f"no adapter {name!r} is loaded; did you mean {' or '.join(map(repr, close))}?"

@@ -48,9 +48,9 @@ class RoutingCache:
         self._cached.move_to_end(key)
         return routing
 
-    def forget(self, slot: Slot) -> None:
-        """Free every composition that holds the content of `slot`."""
-        for key in [key for key in self._cached if (slot.index, slot.generation) in key]:
+    def forget(self, slot: int) -> None:
+        """Free every composition that holds a content of the slot with this index."""
+        for key in [key for key in self._cached if any(index == slot for index, _ in key)]:
             del self._cached[key]
 
     def _compose(self, slots: Sequence[Slot]) -> Routing:

@@ -23,7 +23,7 @@ def describe(
     dtypes = sorted({str(pair.a.dtype).removeprefix("torch.") for pair in modules.values()})
     return AdapterInfo(
         name=name,
-        path=str(file.path),
+        path=file.readable_path,
         format=file.format,
         digest=content_digest(modules, settings.invocation),
         ranks=tuple(sorted({pair.rank for pair in modules.values()})),

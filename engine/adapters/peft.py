@@ -46,7 +46,17 @@ class AdapterFile:
     @property
     def default_name(self) -> str:
         """The name of its folder."""
-        return self.config_path.absolute().parent.name or "adapter"
+        return _readable(self.config_path.absolute().parent.name) or "adapter"
+
+    @property
+    def readable_path(self) -> str:
+        """`path` as text that any encoder takes."""
+        return _readable(self.path)
+
+
+def _readable(path: str | os.PathLike[str]) -> str:
+    """Bytes of a path that are no UTF-8 become U+FFFD."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:

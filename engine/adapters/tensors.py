@@ -27,7 +27,10 @@ class TensorSource:
 
     file: AdapterFile
     shapes: Mapping[str, tuple[int, ...]]
-    pickled: Mapping[str, Tensor] | None
+    entries: Mapping[str, TensorEntry]
+    """of a safetensors file"""
+    pickled: Mapping[str, Tensor]
+    """of a `.bin`"""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -41,11 +44,10 @@ class TensorSource:
         return LoraPair(a, b, scaling)
 
     def _tensor(self, name: str) -> Tensor:
-        if self.pickled is not None:
+        if name in self.pickled:
             tensor = self.pickled[name].detach().clone()
         else:
-            assert self.file.entries is not None
-            tensor = _read_entry(self.file.entries[name])
+            tensor = _read_entry(self.entries[name])
         if tensor.dtype == torch.float64:
             tensor = tensor.float()
         if not torch.isfinite(tensor).all():
@@ -57,9 +59,9 @@ class TensorSource:
 def read_pairs(file: AdapterFile) -> TensorSource:
     """The tensors of `file`. Raises AdapterError for a `.bin` with anything but plain dense tensors inside."""
     if file.entries is not None:
-        return TensorSource(file, {name: entry.shape for name, entry in file.entries.items()}, None)
+        return TensorSource(file, {name: entry.shape for name, entry in file.entries.items()}, file.entries, {})
     pickled = _unpickle(file)
-    return TensorSource(file, {name: tuple(tensor.shape) for name, tensor in pickled.items()}, pickled)
+    return TensorSource(file, {name: tuple(tensor.shape) for name, tensor in pickled.items()}, {}, pickled)
 
 
 def _read_entry(entry: TensorEntry) -> Tensor:

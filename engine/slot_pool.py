@@ -1,0 +1,137 @@
+"""The device's slots: who is in which, who may not be moved, who goes when room is needed."""
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from .eviction import Lru
+from .protocol import Emit, SlotEvicted, SlotLoaded, SlotTouched, SlotView
+from .slots import Slot, SlotContent
+
+
+class MixTooLarge(ValueError):
+    """A mix that cannot have slots however long it waits; the text has the numbers."""
+
+
+class SlotsBusy(ValueError):
+    """A mix that can have slots once running requests end; the text has the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An adapter ready to enter a slot. `source` is "host" or "disk"; `ms` is the time it took to bring it to the device."""
+
+    name: str
+    content: SlotContent
+    source: str
+    ms: float
+
+
+class SlotPool:
+    """`count` slots. A user is a running request; the adapters it holds stay. Emits every move with its cause."""
+
+    def __init__(self, count: int, emit: Emit) -> None:
+        self.slots = tuple(Slot(index) for index in range(count))
+        self.pinned: set[str] = set()
+        self._by_name: dict[str, Slot] = {}
+        self._held: dict[int, frozenset[str]] = {}
+        self._lru = Lru()
+        self._emit = emit
+
+    def get(self, name: str) -> Slot | None:
+        return self._by_name.get(name)
+
+    def users(self, name: str) -> tuple[int, ...]:
+        """The running requests that hold `name`."""
+        return tuple(user for user, names in self._held.items() if name in names)
+
+    def plan(self, names: Sequence[str], user: int | None) -> tuple[list[str], list[str]]:
+        """(names without a slot, adapters that must leave for them). Changes nothing.
+
+        Raises MixTooLarge when slots or pins make it impossible, SlotsBusy when adapters of other running requests do.
+        """
+        missing = [name for name in names if name not in self._by_name]
+        total = len(self.slots)
+        if len(names) > total:
+            raise MixTooLarge(f"the mix needs {len(names)} slots, there are {total}; take adapters out of it or start with --slots {len(names)}")
+        pinned = sorted(name for name in self.pinned if name in self._by_name and name not in names)
+        if len(names) > total - len(pinned):
+            raise MixTooLarge(f"the mix needs {len(names)} slots, {len(pinned)} of {total} are pinned to adapters outside it "
+                              f"({', '.join(pinned)}); unpin one or take adapters out of the mix")
+        free = total - len(self._by_name)
+        others = {other: held for other, held in self._held.items() if other != user and held}
+        in_use = frozenset().union(*others.values())
+        victims = self._lru.victims(len(missing) - free, in_use | set(names) | self.pinned)
+        if free + len(victims) < len(missing):
+            raise SlotsBusy(f"the mix needs {len(missing)} more of {total} slots, {free + len(victims)} can be had now; the rest are held by "
+                            f"request {', '.join(map(str, sorted(others)))}" + (f" or pinned ({', '.join(pinned)})" if pinned else ""))
+        return missing, victims
+
+    def settle(self, names: Sequence[str], arrivals: Sequence[Arrival], victims: Sequence[str], user: int | None, because: str) -> list[int]:
+        """Carry out a plan: evict `victims`, place `arrivals`, hold `names` for `user`. Returns the indexes of the slots that were emptied."""
+        emptied = []
+        coming = ", ".join(arrival.name for arrival in arrivals)
+        for name in victims:
+            slot = self._by_name[name]
+            emptied.append(slot.index)
+            self.remove(name)
+            self._emit(SlotEvicted(slot.index, name, f"{coming} needed a slot for {because}"))
+        held_before = self._held.get(user, frozenset()) if user is not None else frozenset()
+        arrived = {arrival.name for arrival in arrivals}
+        for arrival in arrivals:
+            self._place(arrival, because)
+        for name in names:
+            slot = self._by_name[name]
+            self._use(name)
+            if name not in arrived and name not in held_before:
+                self._emit(SlotTouched(slot.index, name))
+        if user is not None:
+            self._hold(user, names)
+        return emptied
+
+    def release(self, user: int) -> frozenset[str]:
+        """The request `user` is over; the adapters that it held."""
+        held = self._held.pop(user, frozenset())
+        for name in held:
+            self._use(name)
+        return held
+
+    def remove(self, name: str) -> int:
+        """Empty the slot of `name`; the bytes that it took, 0 when it has none."""
+        slot = self._by_name.pop(name, None)
+        self._lru.remove(name)
+        return slot.clear() if slot else 0
+
+    def views(self) -> tuple[SlotView, ...]:
+        now = monotonic()
+        return tuple(self._view(slot, now) for slot in self.slots)
+
+    def _view(self, slot: Slot, now: float) -> SlotView:
+        if slot.content is None:
+            return SlotView(slot.index)
+        users = len(self.users(slot.adapter))
+        return SlotView(
+            slot.index, slot.adapter, slot.content.rank, slot.content.nbytes, slot.adapter in self.pinned, users,
+            0.0 if users else now - slot.last_used,
+        )
+
+    def _hold(self, user: int, names: Collection[str]) -> None:
+        for name in self._held.get(user, frozenset()).difference(names):
+            self._use(name)
+        if names:
+            self._held[user] = frozenset(names)
+        else:
+            self._held.pop(user, None)
+
+    def _place(self, arrival: Arrival, because: str) -> None:
+        slot = next(slot for slot in self.slots if slot.content is None)
+        slot.fill(arrival.name, arrival.content)
+        self._by_name[arrival.name] = slot
+        self._lru.touch(arrival.name)
+        self._emit(SlotLoaded(slot.index, arrival.name, arrival.content.nbytes, arrival.ms, arrival.source, because))
+
+    def _use(self, name: str) -> None:
+        if (slot := self._by_name.get(name)) is not None:
+            slot.last_used = monotonic()
+            self._lru.touch(name)
