@@ -1,0 +1,76 @@
+"""The load screen's list, its options and what they will need in memory. Plain Python, no widgets."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..engine.protocol import LoadModel
+from .arguments import UsageError, parse_size
+from .model_scan import Found
+from .settings import Recent
+from .text import clean_line, size_text
+
+DEFAULT_NAME = "SmolLM2-135M-Instruct"
+BYTES = {"auto": 4, "fp32": 4, "bf16": 2, "fp16": 2}
+"""of one element; auto is fp32 on the CPU and half of that on a GPU"""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One line of the list. `path` "" is the default model."""
+
+    path: str
+    name: str
+    place: str
+    detail: str
+
+    def line(self, width: int) -> str:
+        name_width = max(16, width - 36)
+        name = clean_line(self.name, name_width).ljust(name_width)
+        return f"{name} {clean_line(self.place, 12):12} {clean_line(self.detail, 20)}"
+
+
+def choices(recent: tuple[Recent, ...], found: list[Found], words: str) -> list[Choice]:
+    """The default model, then what was opened last, then what was found; only lines that have all `words`."""
+    listed = [Choice("", DEFAULT_NAME, "built in", "the default model")]
+    listed += [Choice(item.path, item.name, "recent", f"{item.used:%Y-%m-%d %H:%M}") for item in recent if item.path]
+    opened = {item.path for item in recent}
+    listed += [Choice(str(item.path), item.name, item.place, size_text(item.bytes)) for item in found if str(item.path) not in opened]
+    wanted = words.lower().split()
+    return [choice for choice in listed if all(word in f"{choice.name} {choice.place} {choice.path}".lower() for word in wanted)]
+
+
+def load_command(path: str | None, options: dict[str, str]) -> LoadModel:
+    """The command for these options as typed. Raises UsageError that names the option."""
+    context, cache = _size("context", options["context"]), _size("host cache", options["host_cache"])
+    slots = options["slots"].strip()
+    if not slots.isdecimal() or not 1 <= int(slots) <= 1024:
+        raise UsageError(f"slots: {slots!r} is not a number from 1 to 1024")
+    return LoadModel(path, options["device"], options["dtype"], context, int(slots), cache)
+
+
+def _size(name: str, text: str) -> int:
+    try:
+        return parse_size(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def memory_line(plan: dict[str, Any], options: dict[str, str]) -> str:
+    """What the model is and what it will need, or which option cannot be meant."""
+    if "elements" not in plan:
+        return f"{plan['name']} will be downloaded once: {size_text(plan['download_bytes'])}; afterwards it works offline"
+    try:
+        load = load_command(None, options)
+    except UsageError as error:
+        return str(error)
+    width = 2 if load.device == "cuda" and load.dtype == "auto" else BYTES[load.dtype]
+    tokens = load.context or min(plan["trained_context"], 8192)
+    weights, kv = plan["elements"] * width, plan["kv_elements"] * width * tokens
+    types = " ".join(f"{kind}×{count}" for kind, count in sorted(plan["weight_types"].items(), key=lambda item: -item[1])[:3])
+    need, free = weights + kv, plan["available_bytes"]
+    fits = "fits" if need < free else "DOES NOT FIT"
+    where = "of GPU memory" if load.device == "cuda" else f"of {size_text(free)} free: {fits}"
+    return (f"{plan['architecture']} · {plan['layers']} layers · {types} · {size_text(plan['file_bytes'])} on disk\n"
+            f"weights {size_text(weights)} + a full chat of {tokens} tokens {size_text(kv)} = {size_text(need)} {where}; "
+            f"adapters up to {size_text(load.host_cache_bytes)} more")

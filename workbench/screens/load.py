@@ -1,0 +1,247 @@
+"""The load screen: choose a base model and how to load it, see it load, see why it did not.
+
+The screen knows no engine. It posts `LoadScreen.Open` and `LoadScreen.CancelLoad`; whoever shows it calls
+`show_loading`, `show_failed` and `show_loaded` with the engine's events.
+"""
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import Input, OptionList, Select, Static
+from textual.widgets.option_list import Option
+from textual.worker import get_current_worker
+
+from ...engine.protocol import LoadModel, ModelFailed, ModelLoading
+from .. import engine_tools
+from ..load_choices import Choice, choices, load_command, memory_line
+from ..model_scan import Found, find_models, places
+from ..paste import pasted_paths
+from ..paths import settings_file
+from ..settings import read_settings, remember
+from ..text import clean, clean_line
+from ..widgets.load_progress import progress_text
+
+FIELDS = {"context": "Context", "slots": "Slots", "host_cache": "Host cache"}
+
+
+class LoadScreen(Screen[None]):
+    """`message` is shown as an error at once; Esc leaves only when `can_leave` (there is a model to go back to)."""
+
+    BINDINGS = [
+        Binding("escape", "back", "Cancel", id="load.back", tooltip="Stop the load; when nothing loads, go back"),
+        Binding("down", "list", "List", show=False, id="load.list", tooltip="From the path to the list of models"),
+        Binding("f5", "rescan", "Scan again", id="load.rescan", tooltip="Look for models on this machine again"),
+    ]
+    CSS = """
+    LoadScreen { layout: vertical; padding: 0 1; }
+    LoadScreen #title { text-style: bold; height: 1; }
+    LoadScreen #path { margin: 1 0 0 0; }
+    LoadScreen #models { height: 1fr; min-height: 4; }
+    LoadScreen #options { height: 2; margin: 1 0 0 0; }
+    LoadScreen .option { width: 1fr; max-width: 22; height: 2; margin-right: 1; }
+    LoadScreen .option-label { height: 1; color: $text-muted; }
+    LoadScreen .fact { height: auto; max-height: 4; }
+    LoadScreen #problem { color: $text-error; max-height: 8; }
+    LoadScreen #keys { height: 1; color: $text-muted; }
+    """
+
+    class Open(Message):
+        """Load this."""
+
+        def __init__(self, load: LoadModel) -> None:
+            super().__init__()
+            self.load = load
+
+    class CancelLoad(Message):
+        """Stop the load in progress."""
+
+    def __init__(self, message: str = "", can_leave: bool = False) -> None:
+        super().__init__()
+        self._problem = message
+        self._can_leave = can_leave
+        self._loading: LoadModel | None = None
+        self._found: list[Found] = []
+        self._scanning = ""
+        self._shown: list[Choice] = []
+        self._plan: tuple[str, dict | str] | None = None
+        """path ("" is the default model) -> what its header says, or why it cannot be loaded"""
+
+    def compose(self) -> ComposeResult:
+        yield Static("Open a base model", id="title", markup=False)
+        yield Input(placeholder="type to filter, or paste the path of a GGUF file or a Hugging Face folder", id="path")
+        yield OptionList(id="models", markup=False)
+        with Horizontal(id="options"):
+            yield from self._pick("device", "Device", ("auto", "cpu", "cuda"))
+            yield from self._pick("dtype", "Number format", ("auto", "fp32", "bf16", "fp16"))
+            defaults = {"context": "0", "slots": "4", "host_cache": "1G"}
+            for name, label in FIELDS.items():
+                with Vertical(classes="option"):
+                    yield Static(label, classes="option-label", markup=False)
+                    yield Input(defaults[name], id=name, compact=True)
+        yield Static(id="memory", classes="fact", markup=False)
+        yield Static(id="progress", classes="fact", markup=False)
+        yield Static(id="problem", classes="fact", markup=False)
+        yield Static(id="keys", markup=False)
+
+    def _pick(self, name: str, label: str, words: tuple[str, ...]) -> ComposeResult:
+        with Vertical(classes="option"):
+            yield Static(label, classes="option-label", markup=False)
+            yield Select([(word, word) for word in words], value="auto", allow_blank=False, id=name, compact=True)
+
+    def on_mount(self) -> None:
+        self._settings, damaged = read_settings(settings_file())
+        self._say(self._problem or damaged)
+        self._show_keys()
+        self._fill()
+        self.query_one("#path").focus()
+        self.action_rescan()
+
+    # -- what the engine says ---------------------------------------------------------------------
+    def show_loading(self, event: ModelLoading) -> None:
+        self.query_one("#progress", Static).update(Content(progress_text(event, self.size.width - 4)))
+
+    def show_failed(self, event: ModelFailed) -> None:
+        """The load ended without a model; the same Enter tries again."""
+        self._loading = None
+        self.query_one("#progress", Static).update("")
+        self._say("the load was cancelled; Enter starts it again" if event.cancelled else event.message)
+        self._show_keys()
+
+    def show_loaded(self, load: LoadModel, name: str) -> None:
+        """Remember the model and leave."""
+        if problem := remember(settings_file(), load, name, datetime.now().astimezone()):
+            self.app.notify(clean(problem), severity="warning", markup=False)
+        self.dismiss(None)
+
+    # -- what the person does -----------------------------------------------------------------------
+    @on(Input.Changed, "#path")
+    def _filter(self) -> None:
+        self._fill()
+
+    @on(Input.Submitted, "#path")
+    def _typed(self, event: Input.Submitted) -> None:
+        text = event.value.strip()
+        paths, problem = pasted_paths(text) if text else ([], "")
+        if len(paths) == 1:
+            self._open(str(paths[0]))
+        elif paths:
+            self._say(f"{len(paths)} paths were given; one model can be opened at a time")
+        elif self._shown:
+            self._open(self._shown[self.query_one("#models", OptionList).highlighted or 0].path)
+        else:
+            self._say(problem or "there is no model of that name here; paste the path of a GGUF file or of a Hugging Face folder")
+
+    @on(OptionList.OptionSelected, "#models")
+    def _chosen(self, event: OptionList.OptionSelected) -> None:
+        self._open(self._shown[event.option_index].path)
+
+    @on(OptionList.OptionHighlighted, "#models")
+    def _looked_at(self, event: OptionList.OptionHighlighted) -> None:
+        self._read_header(self._shown[event.option_index].path)
+
+    @on(Input.Changed, "#context, #slots, #host_cache")
+    @on(Select.Changed)
+    def _options_changed(self) -> None:
+        self._show_memory()
+
+    @on(Input.Submitted, "#context, #slots, #host_cache")
+    def _options_done(self) -> None:
+        self.query_one("#models").focus()
+
+    def action_list(self) -> None:
+        self.query_one("#models").focus()
+
+    def action_back(self) -> None:
+        if self._loading:
+            self.post_message(self.CancelLoad())
+            self.query_one("#progress", Static).update("stopping the load")
+        elif self._can_leave:
+            self.dismiss(None)
+        else:
+            self._say("there is no model to go back to; open one, or leave with Ctrl+Q")
+
+    def action_rescan(self) -> None:
+        self._found = []
+        self._scan()
+
+    def _open(self, path: str) -> None:
+        if self._loading:
+            self._say("a model is loading; Esc stops it")
+            return
+        try:
+            self._loading = load_command(path or None, self._options())
+        except ValueError as error:
+            self._say(str(error))
+            return
+        self._say("")
+        self.query_one("#progress", Static).update("asking the engine")
+        self._show_keys()
+        self.post_message(self.Open(self._loading))
+
+    def _options(self) -> dict[str, str]:
+        picks = {name: str(self.query_one(f"#{name}", Select).value) for name in ("device", "dtype")}
+        return picks | {name: self.query_one(f"#{name}", Input).value for name in FIELDS}
+
+    # -- the list -------------------------------------------------------------------------------------
+    def _fill(self) -> None:
+        typed = self.query_one("#path", Input).value.strip()
+        words = "" if Path(typed).expanduser().is_absolute() else typed
+        self._shown = choices(self._settings.recent, self._found, words)
+        models = self.query_one("#models", OptionList)
+        kept = models.highlighted or 0
+        models.clear_options()
+        models.add_options([Option(Content(choice.line(self.size.width - 6))) for choice in self._shown])
+        if self._shown:
+            models.highlighted = min(kept, len(self._shown) - 1)
+        models.border_subtitle = Content(self._scanning)
+
+    @work(thread=True, exclusive=True, group="scan", exit_on_error=False)
+    def _scan(self) -> None:
+        worker = get_current_worker()
+        for place in places():
+            self.app.call_from_thread(self._scanned, [], f"looking in {place[0]}")
+            batch = list(find_models([place]))
+            if worker.is_cancelled:
+                return
+            self.app.call_from_thread(self._scanned, batch, "")
+
+    def _scanned(self, batch: list[Found], scanning: str) -> None:
+        known = {found.path.resolve() for found in self._found}
+        self._found += [found for found in batch if found.path.resolve() not in known]
+        self._scanning = clean_line(scanning)
+        if self.is_mounted:
+            self._fill()
+
+    @work(thread=True, exclusive=True, group="header", exit_on_error=False)
+    def _read_header(self, path: str) -> None:
+        try:
+            plan: dict | str = engine_tools.ask("plan", *([path] if path else []))
+        except engine_tools.ToolFailed as failed:
+            plan = str(failed)
+        if not get_current_worker().is_cancelled:
+            self.app.call_from_thread(self._planned, path, plan)
+
+    def _planned(self, path: str, plan: dict | str) -> None:
+        self._plan = (path, plan)
+        self._show_memory()
+
+    def _show_memory(self) -> None:
+        if self._plan and self.is_mounted:
+            _, plan = self._plan
+            line = plan if isinstance(plan, str) else memory_line(plan, self._options())
+            self.query_one("#memory", Static).update(Content(clean(line)))
+
+    def _say(self, problem: str) -> None:
+        self.query_one("#problem", Static).update(Content(f"✗ {clean(problem)}" if problem else ""))
+
+    def _show_keys(self) -> None:
+        back = "esc stop the load" if self._loading else "esc back" if self._can_leave else "ctrl+q quit"
+        self.query_one("#keys", Static).update(Content(f"enter open   ↓ list   tab options   f5 look again   {back}"))
