@@ -1,0 +1,124 @@
+"""An engine that does what a test scripts: it records commands and puts events into the inbox."""
+from __future__ import annotations
+
+from collections import deque
+
+from lora_bench.engine import protocol as p
+
+PIRATE, JSON, JUDGE = "pirate", "json", "certainty"
+
+
+def model(**fields) -> p.ModelInfo:
+    facts = dict(name="SmolLM2-135M-Instruct", path="/models/smol.gguf", format="gguf", architecture="llama", layers=30, hidden=576,
+                 heads=9, kv_heads=3, vocab=49152, context=4096, trained_context=8192, parameters=134_515_008, file_bytes=98_362_432,
+                 weight_bytes=538_060_032, weight_types={"Q4_1": 211, "F32": 61}, device="cpu", dtype="fp32", tied=True, threads=2,
+                 linear_modules=210, chat_template=True, end_tokens=(2,))
+    return p.ModelInfo(**{**facts, **fields})
+
+
+def adapter(name: str, **fields) -> p.AdapterInfo:
+    facts = dict(name=name, path=f"/adapters/{name}", format="peft", digest="3f1c9a" * 10, ranks=(16,), effective_scales=(2.0,),
+                 matched=210, total=210, targets={"q_proj": 30, "v_proj": 30}, bytes=3_800_000, rslora=False, dtype="float32",
+                 base_model="HuggingFaceTB/SmolLM2-135M-Instruct", norms=tuple(float(1 + i % 7) for i in range(30)))
+    return p.AdapterInfo(**{**facts, **fields})
+
+
+def stats(tokens: int = 23, **fields) -> p.RequestStats:
+    facts = dict(prompt_tokens=31, new_tokens=tokens, ttft_ms=412.0, prefill_ms=380.0, decode_ms=tokens * 85.0,
+                 decode_tokens_per_second=11.8, seed=0)
+    return p.RequestStats(**{**facts, **fields})
+
+
+def step(number: int, ms: float = 42.0) -> p.StepFinished:
+    shares = dict(zip(p.STEP_OPS, (0.70, 0.05, 0.06, 0.10, 0.03, 0.06), strict=True))
+    return p.StepFinished(number, 0, 1, 1, 2, 16, ms, {op: ms * share for op, share in shares.items()})
+
+
+class FakeEngine:
+    """A Backend whose events the test sends. With `answers` it also behaves: loads, streams one reply, sets mixes."""
+
+    def __init__(self, inbox: deque[p.Event], answers: bool = True) -> None:
+        self.inbox = inbox
+        self.answers = answers
+        self.sent: list[p.Command] = []
+        self.starts = 0
+        self.adapters: dict[str, p.AdapterInfo] = {}
+        self.replies: deque[str] = deque()
+        self.mix: p.Mix = ()
+        self.pinned: set[str] = set()
+
+    def start(self) -> None:
+        self.starts += 1
+        self.adapters.clear()
+        self.mix = ()
+        self.emit(p.EngineStarted(4242, "2.13.0", ("cpu",)))
+
+    def stop(self, timeout: float = 1.5) -> None:
+        """Nothing runs."""
+
+    def send(self, command: p.Command) -> None:
+        self.sent.append(command)
+        if self.answers:
+            getattr(self, f"_do_{type(command).__name__}", lambda _: None)(command)
+
+    def emit(self, *events: p.Event) -> None:
+        self.inbox.extend(events)
+
+    def of(self, kind: type) -> list:
+        """The commands of one kind that were sent."""
+        return [command for command in self.sent if isinstance(command, kind)]
+
+    def snapshot(self, **fields) -> p.EngineSnapshot:
+        views, slots = [], []
+        acting = [use.name for use in self.mix]
+        for name, info in self.adapters.items():
+            slot = acting.index(name) if name in acting else -1
+            views.append(p.AdapterView(info, "slot" if slot >= 0 else "host", slot, name in self.pinned))
+        for slot in range(4):
+            name = acting[slot] if slot < len(acting) else ""
+            info = self.adapters.get(name)
+            slots.append(p.SlotView(slot, name, info.ranks[-1], info.bytes, name in self.pinned, 0, 2.0) if info else p.SlotView(slot))
+        facts = dict(model=model(), adapters=tuple(views), slots=tuple(slots), mix=self.mix, memory_bytes=900 << 20,
+                     host=p.HostView(len(views) * 3_800_000, 1 << 30, tuple(self.adapters)),
+                     kv=p.KvView(16, 512, 377 << 20, (p.KvOwner(1, 20, 312, self.mix),)))
+        return p.EngineSnapshot(**{**facts, **fields})
+
+    # -- what a well-behaved engine answers -----------------------------------------------------
+    def _do_LoadModel(self, _: p.LoadModel) -> None:
+        self.emit(p.ModelLoading("weights", "layers.3", 50, 100), p.ModelLoaded(model(), 1200.0), self.snapshot())
+
+    def _do_LoadAdapter(self, command: p.LoadAdapter) -> None:
+        name = command.name or command.path.rstrip("/").rpartition("/")[2]
+        fields = {"invocation": "<|judge|>", "invocation_tokens": (5, 6, 7)} if name == JUDGE else {}
+        self.adapters[name] = adapter(name, path=command.path, **fields)
+        self.emit(p.AdapterLoaded(self.adapters[name], 12.0), self.snapshot())
+
+    def _do_UnloadAdapter(self, command: p.UnloadAdapter) -> None:
+        self.adapters.pop(command.name, None)
+        self.emit(p.AdapterUnloaded(command.name, 3_800_000), self.snapshot())
+
+    def _do_PinAdapter(self, command: p.PinAdapter) -> None:
+        (self.pinned.add if command.pinned else self.pinned.discard)(command.name)
+        self.emit(self.snapshot())
+
+    def _do_SetInvocation(self, command: p.SetInvocation) -> None:
+        info = adapter(command.name, invocation=command.text, invocation_tokens=tuple(range(len(command.text.split()))))
+        self.adapters[command.name] = info
+        self.emit(p.AdapterChanged(info), self.snapshot())
+
+    def _do_SetMix(self, command: p.SetMix) -> None:
+        old, self.mix = {use.name for use in self.mix}, command.mix
+        for slot, use in enumerate(command.mix):
+            if use.name not in old:
+                self.emit(p.SlotLoaded(slot, use.name, 3_800_000, 2.5, "host", "the standing mix"))
+        self.emit(p.MixSet(command.mix, {}), self.snapshot())
+
+    def _do_Generate(self, command: p.Generate) -> None:
+        if not self.replies:
+            return
+        number, text = command.request_id, self.replies.popleft()
+        self.emit(p.RequestStarted(number, 31))
+        pieces = text.split(" ")
+        for index, piece in enumerate(pieces):
+            self.emit(p.TextDelta(number, piece if index == 0 else " " + piece, index + 1), step(index, 40.0 + index % 5))
+        self.emit(p.RequestFinished(number, "stop", stats(len(pieces))), self.snapshot())

@@ -1,0 +1,119 @@
+"""The application: drains the engine's events into the store and has the screens show it."""
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import datetime
+
+from textual.app import App, SystemCommand
+from textual.screen import Screen
+
+from ..engine.protocol import Event, LoadModel, ModelFailed, ModelLoaded, ModelLoading
+from .control import Backend, Control
+from .keys import KEYS, bindings
+from .screens.bench import BenchScreen
+from .screens.engine import EngineScreen
+from .state import BenchState, StartAdapter
+
+TICK = 0.05
+FRAMES_CPU, FRAMES_GPU = 4, 2
+"""ticks between two redraws: a model on the CPU shares it with the screen"""
+EVENTS_A_TICK = 2000
+_FORWARDED = (ModelLoading, ModelLoaded, ModelFailed)
+
+
+class BenchApp(App[None]):
+    """`inbox` is filled by the backend; `load` None opens the load screen at the start."""
+
+    TITLE = "lora-bench"
+    CSS_PATH = "workbench.tcss"
+    BINDINGS = bindings("app")
+    ENABLE_COMMAND_PALETTE = True
+
+    def __init__(self, backend: Backend, inbox: deque[Event], load: LoadModel | None = None,
+                 adapters: tuple[StartAdapter, ...] = (), clock: Callable[[], datetime] = datetime.now) -> None:
+        super().__init__()
+        self.state = BenchState(clock=clock)
+        self.control = Control(self.state, backend)
+        self.inbox = inbox
+        self._start = (load, adapters)
+        self._ticks = 0
+        self._stale = True
+
+    def on_mount(self) -> None:
+        self.push_screen(BenchScreen(self.control))
+        load, adapters = self._start
+        self.state.wanted.extend(adapters)
+        if load:
+            self.control.open_model(load)
+        else:
+            self.open_load_screen()
+        self.set_interval(TICK, self._tick)
+
+    async def _tick(self) -> None:
+        """Fold in what the engine sent; redraw at 5 Hz beside a CPU engine, else at 10 Hz."""
+        for _ in range(min(len(self.inbox), EVENTS_A_TICK)):
+            event = self.inbox.popleft()
+            self.control.receive(event)
+            self._stale = True
+            if isinstance(event, _FORWARDED):
+                self._forward(event)
+        self._ticks += 1
+        frames = FRAMES_GPU if self.state.model and self.state.model.device != "cpu" else FRAMES_CPU
+        if self._stale and self._ticks >= frames:
+            self._ticks, self._stale = 0, False
+            await self.show()
+
+    async def show(self) -> None:
+        """Bring the screen on top to the store."""
+        if isinstance(self.screen, BenchScreen | EngineScreen):
+            await self.screen.show()
+
+    def _forward(self, event: Event) -> None:
+        """Load events go to the load screen while it is open; a failed load without a model opens it."""
+        for screen in self.screen_stack:
+            if hasattr(screen, "engine_event"):
+                screen.engine_event(event)
+                return
+        if isinstance(event, ModelFailed) and not self.state.model:
+            self.open_load_screen(event.message)
+
+    def open_load_screen(self, problem: str = "") -> None:
+        """Let the person choose a base; the screen calls `load_model` and closes itself on ModelLoaded."""
+        from .screens.load import LoadScreen
+
+        self.push_screen(LoadScreen(self.control.load, problem))
+
+    def load_model(self, load: LoadModel) -> None:
+        """Load a base in place of the one that is loaded."""
+        self.control.open_model(load)
+
+    def cancel_load(self) -> None:
+        self.control.cancel_load()
+
+    # -- keys -----------------------------------------------------------------------------------
+    def action_open_model(self) -> None:
+        self.open_load_screen()
+
+    async def action_restart_engine(self) -> None:
+        try:
+            self.control.restart()
+        except OSError as error:
+            self.state.notice(f"the engine could not be started: {error}", "error")
+        await self.show()
+
+    def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
+        """Every key of the screen on top is an entry of the palette."""
+        panes = getattr(screen, "PALETTE_PANES", ("app",))
+        for pane in panes:
+            for key in KEYS[pane]:
+                yield SystemCommand(f"{key.label}  ({key.keys})", key.help, self._runner(screen, pane, key.action))
+        yield SystemCommand("Theme", "Choose the colours", self.action_change_theme)
+
+    def _runner(self, screen: Screen, pane: str, action: str) -> Callable:
+        async def run() -> None:
+            target = screen.action_target(pane) if hasattr(screen, "action_target") else self
+            if target is not None:
+                await self.run_action(action, default_namespace=target)
+
+        return run

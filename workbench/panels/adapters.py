@@ -1,0 +1,179 @@
+"""The adapters pane: the list, the question field, and the facts of the adapter under the cursor."""
+from __future__ import annotations
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.message import Message
+from textual.widgets import Static
+
+from ..adapter_facts import fact_lines
+from ..control import Control
+from ..keys import bindings
+from ..mixboard import parse_scale, scale_text
+from ..paste import pasted_paths
+from ..state import StartAdapter
+from ..widgets.adapter_list import AdapterList
+from ..widgets.ask import Ask
+from ..widgets.scale_bar import on_grid
+from .engine import Panel, title
+
+
+class Details(Panel):
+    """The facts of one adapter."""
+
+    def show(self, control: Control, name: str | None) -> None:
+        if name is None:
+            self.put([title("DETAILS")])
+        else:
+            self.put([title("DETAILS"), *fact_lines(control.state, name, self.columns)])
+
+
+class AdaptersPanel(Vertical):
+    """Keys act on the adapter under the cursor; every change goes to `control`."""
+
+    BINDINGS = bindings("adapters")
+
+    class Changed(Message):
+        """Something on the board changed: show it now."""
+
+    def __init__(self, control: Control) -> None:
+        super().__init__(id="adapters")
+        self._control = control
+        self._sure = ""
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="adapters-title", markup=False)
+        yield AdapterList()
+        yield Ask()
+        yield Details("details")
+
+    def show(self) -> None:
+        state = self._control.state
+        on_now, total = len(state.mix()), len(state.board.names)
+        mode = "BYPASSED: base only" if state.board.now.bypass else f"solo: {state.board.now.solo}" if state.board.now.solo else ""
+        reading = f"reading {len(state.wanted)}" if state.wanted and state.model else ""
+        self.query_one("#adapters-title", Static).update(title("ADAPTERS", "  ".join(filter(None, (f"{on_now} act / {total}", mode, reading)))))
+        self.query_one(AdapterList).show(state)
+        self._show_details()
+
+    @on(AdapterList.Moved)
+    def _show_details(self) -> None:
+        self._sure = ""
+        self.query_one(Details).show(self._control, self.name_here)
+
+    @property
+    def name_here(self) -> str | None:
+        row = self.query_one(AdapterList).current
+        return row.name if row else None
+
+    # -- mouse ----------------------------------------------------------------------------------
+    @on(AdapterList.Toggled)
+    def _clicked_box(self, event: AdapterList.Toggled) -> None:
+        self._board(lambda board: board.toggle(event.name))
+
+    @on(AdapterList.Scaled)
+    def _dragged(self, event: AdapterList.Scaled) -> None:
+        self._board(lambda board: board.set_scale(event.name, event.scale, joined=event.dragging))
+
+    # -- keys -----------------------------------------------------------------------------------
+    def action_cursor(self, by: int) -> None:
+        self.query_one(AdapterList).move(by)
+
+    def action_toggle(self) -> None:
+        self._here(lambda board, name: board.toggle(name))
+
+    def action_nudge(self, by: float) -> None:
+        self._here(lambda board, name: board.set_scale(name, on_grid(board[name].scale + by, 0.01)))
+
+    def action_set_scale(self, scale: float) -> None:
+        self._here(lambda board, name: board.set_scale(name, float(scale)))
+
+    def action_solo(self) -> None:
+        self._here(lambda board, name: board.toggle_solo(name))
+
+    def action_bypass(self) -> None:
+        self._board(lambda board: board.toggle_bypass())
+
+    def action_undo(self) -> None:
+        self._board(lambda board: board.undo() or self._hint("nothing to take back"))
+
+    def action_redo(self) -> None:
+        self._board(lambda board: board.redo() or self._hint("nothing to do again"))
+
+    def action_pin(self) -> None:
+        if (name := self.name_here) is not None:
+            self._control.pin(name)
+
+    def action_type_scale(self) -> None:
+        name = self.name_here
+        if name is None:
+            return
+
+        def take(text: str) -> str | None:
+            try:
+                scale = parse_scale(text)
+            except ValueError as error:
+                return str(error)
+            self._board(lambda board: board.set_scale(name, scale))
+            return None
+
+        self.query_one(Ask).ask(f"scale of {name}", scale_text(self._control.state.board[name].scale), take)
+
+    def action_add(self, text: str = "") -> None:
+        self.query_one(Ask).ask("add adapters: path of a folder or file", text, self.add_paths)
+
+    def add_paths(self, text: str) -> str | None:
+        """Ask the engine for the adapters at these paths; a sentence when one is not there."""
+        paths, problem = pasted_paths(text)
+        if problem:
+            return problem
+        for path in paths:
+            self._control.add_adapter(StartAdapter(str(path)))
+        self.post_message(self.Changed())
+        return None
+
+    def action_unload(self) -> None:
+        name = self.name_here
+        if name is None:
+            return
+        if self._control.state.board.acts(name) and self._sure != name:
+            self._sure = name
+            self._hint(f"{name} acts now: x again unloads it")
+            return
+        self._control.unload(name)
+        self.post_message(self.Changed())
+
+    def action_details(self) -> None:
+        if (name := self.name_here) is not None:
+            self._control.state.notice("\n".join(fact_lines(self._control.state, name, 100)))
+            self.post_message(self.Changed())
+
+    def action_invocation(self) -> None:
+        name = self.name_here
+        info = self._control.state.adapters.get(name or "")
+        if name is None or info is None:
+            return
+
+        def take(text: str) -> None:
+            self._control.set_invocation(name, text.replace("\\n", "\n"))
+
+        self.query_one(Ask).ask(f"invocation of {name} (empty: plain LoRA)", info.invocation.replace("\n", "\\n"), take)
+
+    def action_invoke(self) -> None:
+        if (name := self.name_here) is not None:
+            self._control.invoke(name)
+            self.post_message(self.Changed())
+
+    # -- inside ---------------------------------------------------------------------------------
+    def _here(self, change) -> None:
+        if (name := self.name_here) is not None:
+            self._board(lambda board: change(board, name))
+
+    def _board(self, change) -> None:
+        change(self._control.state.board)
+        self.post_message(self.Changed())
+
+    def _hint(self, text: str) -> None:
+        self._control.state.hint = text
+        self.post_message(self.Changed())

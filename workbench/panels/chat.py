@@ -1,0 +1,170 @@
+"""The chat pane: turns with their replies, notices, and how each reply was made."""
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Markdown, Static
+
+from ..keys import bindings
+from ..mixboard import mix_text
+from ..reply_facts import meter_lines
+from ..text import clean, clean_line
+from ..transcript import Item, Notice, Turn
+from ..widgets.reply_text import ReplyText
+
+
+class ItemView(Vertical, can_focus=True):
+    """One item of the transcript; it has the keys of the chat pane."""
+
+    BINDINGS = bindings("reply")
+
+    class Restart(Message):
+        """The card of a dead engine was answered: start again."""
+
+    def __init__(self, item: Item) -> None:
+        super().__init__(classes="item")
+        self.item = item
+
+    def action_previous(self) -> None:
+        self._go(-1)
+
+    def action_next(self) -> None:
+        self._go(1)
+
+    def action_older(self) -> None:
+        """Only a turn has versions."""
+
+    def action_newer(self) -> None:
+        """Only a turn has versions."""
+
+    def action_copy(self) -> None:
+        self.app.copy_to_clipboard(clean(self.copied()))
+
+    def action_card(self) -> None:
+        if isinstance(self.item, Notice) and self.item.kind == "engine" and not self.item.resolved:
+            self.post_message(self.Restart())
+
+    def copied(self) -> str:
+        return self.item.text if isinstance(self.item, Notice) else self.item.version.text
+
+    def _go(self, by: int) -> None:
+        views = list(self.screen.query(ItemView))
+        index = views.index(self) + by
+        if 0 <= index < len(views):
+            views[index].focus()
+
+    async def show(self) -> None:
+        """Bring the widgets to what the item holds."""
+
+
+class NoticeView(ItemView):
+    """Help, an error with what to do, or the card of an engine that died."""
+
+    _MARKS = {"info": "", "error": "✗ ", "engine": "✗ "}
+
+    def __init__(self, notice: Notice) -> None:
+        super().__init__(notice)
+        self.add_class(notice.kind)
+        self._notice = notice
+
+    def compose(self) -> ComposeResult:
+        yield Static(self._text(), markup=False)
+
+    async def show(self) -> None:
+        self.query_one(Static).update(self._text())
+
+    def _text(self) -> Content:
+        text = self._MARKS[self._notice.kind] + clean(self._notice.text[:20_000])
+        if self._notice.kind == "engine":
+            text += "\nThe engine was started again." if self._notice.resolved else (
+                "\nThe chat is kept. Ctrl+E, or Enter here: start the engine again with the same model, adapters, pins and mix.")
+        return Content(text)
+
+
+class TurnView(ItemView):
+    """What the person said, one version of the reply, and its meter."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(turn)
+        self._turn = turn
+        self._seen: tuple = ()
+        self._final = False
+
+    def compose(self) -> ComposeResult:
+        if self._turn.asked:
+            yield Static(Content("You"), classes="who", markup=False)
+            yield Static(Content(clean(self._turn.asked)), classes="asked", markup=False)
+        yield Static("", classes="who reply-head", markup=False)
+        yield ReplyText()
+        yield Static("", classes="meter", markup=False)
+
+    async def show(self) -> None:
+        version = self._turn.version
+        seen = (self._turn.shown, len(self._turn.versions), version.phase, len(version.text), version.tokens, len(version.splices),
+                version.note, version.activations)
+        if seen == self._seen:
+            return
+        changed_version = self._seen[:1] != seen[:1]
+        self._seen = seen
+        self.query_one(".reply-head", Static).update(self._head())
+        self.query_one(".meter", Static).update(Content("\n").join(meter_lines(version)))
+        if version.active:
+            self._final = False
+            await self.query_one(ReplyText).show(version)
+        elif not self._final or changed_version:
+            self._final = True
+            await self.query_one(ReplyText).finish(version)
+
+    def _head(self) -> Content:
+        turn, version = self._turn, self._turn.version
+        made_by = f"⚑ {version.invoked} on this chat (not part of it): {mix_text(version.mix)}" if version.invoked else mix_text(version.mix)
+        count = f"   ◂ {turn.shown + 1}/{len(turn.versions)} ▸" if len(turn.versions) > 1 else ""
+        return Content.assemble((clean_line(made_by, 300), "bold"), (count, "$accent"))
+
+    def action_older(self) -> None:
+        self._step(-1)
+
+    def action_newer(self) -> None:
+        self._step(1)
+
+    def _step(self, by: int) -> None:
+        if self._turn.step(by):
+            self.run_worker(self.show(), exclusive=True)
+
+
+class Transcript(VerticalScroll, can_focus=False):
+    """All items; it follows the end until the person scrolls up."""
+
+    def __init__(self) -> None:
+        super().__init__(id="transcript")
+        self._views: list[ItemView] = []
+        self._welcome = Static("", id="welcome", markup=False)
+
+    def compose(self) -> ComposeResult:
+        yield self._welcome
+
+    def on_mount(self) -> None:
+        self.anchor()
+
+    def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
+        event.stop()
+        self.app.notify(clean_line(f"not opened: {event.href}", 300), title="A link of the model", markup=False)
+
+    async def show(self, items: list[Item], welcome: Content) -> None:
+        """Bring the views to the items; `welcome` stands where there are none."""
+        kept = 0
+        while kept < min(len(items), len(self._views)) and self._views[kept].item is items[kept]:
+            kept += 1
+        for view in self._views[kept:]:
+            await view.remove()
+        del self._views[kept:]
+        new = [TurnView(item) if isinstance(item, Turn) else NoticeView(item) for item in items[kept:]]
+        if new:
+            self._views += new
+            await self.mount_all(new)
+        self._welcome.display = not items
+        self._welcome.update(welcome)
+        for view in self._views:
+            await view.show()

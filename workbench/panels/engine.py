@@ -1,0 +1,123 @@
+"""The engine's panels: slots and tiers, KV memory, step times, events. Each is one text made from the store."""
+from __future__ import annotations
+
+from textual.content import Content
+from textual.widgets import Static
+
+from ...engine.protocol import STEP_OPS, SlotView
+from ..charts import folded, gauge, hbar, sparkline
+from ..mixboard import mix_text
+from ..state import BenchState
+from ..text import clean_line, size_text
+
+Line = Content | str
+
+
+class Panel(Static):
+    """A text that is redrawn only when it changed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("", id=f"panel-{name}", classes="panel", markup=False)
+        self._shown: Content | None = None
+
+    def put(self, lines: list[Line]) -> None:
+        content = Content("\n").join(line if isinstance(line, Content) else Content(line) for line in lines)
+        if content != self._shown:
+            self._shown = content
+            self.update(content)
+
+    @property
+    def columns(self) -> int:
+        return max(self.content_size.width, 20)
+
+
+def title(text: str, rest: str = "") -> Content:
+    """A panel's first line."""
+    return Content.assemble((text, "bold $accent"), (f"  {rest}" if rest else "", "$text-muted"))
+
+
+class SlotsPanel(Panel):
+    """Which adapter lies in which slot, how long unused, pinned, in use; the host tier; the last eviction."""
+
+    def show(self, state: BenchState) -> None:
+        slots, host = state.snapshot.slots, state.snapshot.host
+        used = sum(bool(slot.adapter) for slot in slots)
+        lines: list[Line] = [title("SLOTS", f"{used}/{len(slots)}")]
+        lines += [self._slot(slot) for slot in slots] or ["no model yet"]
+        if host.limit_bytes:
+            lines.append(f"host {len(host.adapters)} · {size_text(host.used_bytes)} of {size_text(host.limit_bytes)}")
+        if last := state.last_eviction:
+            lines.append(Content.assemble((clean_line(f"{last.at:%H:%M:%S} {last.text}", 160), "$text-muted")))
+        self.put(lines)
+
+    def _slot(self, slot: SlotView) -> Content:
+        if not slot.adapter:
+            return Content.assemble((f"G{slot.slot} · free ·", "$text-muted"))
+        state = "in use" if slot.users else f"{slot.idle_s:.0f}s idle"
+        facts = f"r{slot.rank:<3} {size_text(slot.bytes):>8} {state}{' pinned' if slot.pinned else ''}"
+        room = max(self.columns - len(facts) - 4, 6)
+        return Content(f"G{slot.slot} {clean_line(slot.adapter, room):<{room}} {facts}")
+
+
+class KvPanel(Panel):
+    """How much KV memory is used, and by whom under which mix."""
+
+    def show(self, state: BenchState) -> None:
+        kv = state.snapshot.kv
+        used = sum(owner.blocks for owner in kv.owners)
+        share = used / kv.blocks if kv.blocks else 0.0
+        lines: list[Line] = [title("KV", f"{used}/{kv.blocks} blocks of {kv.block_tokens} · {size_text(kv.bytes)}")]
+        lines.append(f"{gauge(share, self.columns - 7)} {share:5.1%}")
+        for owner in kv.owners[:6]:
+            text = f"#{owner.request_id} {owner.tokens} tok · {owner.blocks} bl · {mix_text(owner.mix)}"
+            lines.append(clean_line(text, self.columns))
+        self.put(lines)
+
+
+class StepsPanel(Panel):
+    """The last step, its parts, and the history of step times."""
+
+    def show(self, state: BenchState) -> None:
+        last, p50, p95 = state.step_times()
+        if not state.steps:
+            self.put([title("STEP"), Content.assemble(("no step yet", "$text-muted"))])
+            return
+        step = state.steps[-1]
+        width = self.columns
+        lines: list[Line] = [title("STEP", f"{last:.1f} ms  p50 {p50:.1f}  p95 {p95:.1f}")]
+        lines.append(sparkline(folded([s.ms for s in state.steps], width), width))
+        lines += [self._op(op, step.ms_by_op.get(op, 0.0), step.ms, width - 27) for op in STEP_OPS]
+        many = f"{step.requests} seqs · {step.adapters} adapters · r≤{step.max_rank}"
+        lines.append(f"{many} · {step.prefill_tokens}+{step.decode_tokens} tok")
+        self.put(lines)
+
+    def _op(self, op: str, ms: float, total: float, width: int) -> str:
+        share = ms / total if total else 0.0
+        return f"{op:<11} {ms:7.2f} ms {share:4.0%} {hbar(share, max(width, 4))}"
+
+
+class EventsPanel(Panel):
+    """What happened and why, newest first."""
+
+    def show(self, state: BenchState) -> None:
+        lines: list[Line] = [title("EVENTS")]
+        for entry in list(state.events)[-60:][::-1]:
+            mark = "✗ " if entry.bad else ""
+            text = clean_line(f"{entry.at:%H:%M:%S} {mark}{entry.text}", 240)
+            lines.append(Content.assemble((text, "$text-error" if entry.bad else "")))
+        self.put(lines)
+
+
+def status_line(state: BenchState, width: int) -> Content:
+    """The right column in one line, for screens without room for it."""
+    slots, kv = state.snapshot.slots, state.snapshot.kv
+    used = sum(bool(slot.adapter) for slot in slots)
+    share = sum(owner.blocks for owner in kv.owners) / kv.blocks if kv.blocks else 0.0
+    last, _, _ = state.step_times()
+    lora = 0.0
+    if state.steps and state.steps[-1].ms:
+        lora = sum(state.steps[-1].ms_by_op.get(op, 0.0) for op in ("shrink", "expand")) / state.steps[-1].ms
+    left = f"slots {'■' * used}{'□' * (len(slots) - used)} {used}/{len(slots)} · KV {share:.0%} · step {last:.0f} ms "
+    right = f" · lora {lora:.0%}"
+    room = max(width - len(left) - len(right), 0)
+    return Content(f"{left}{sparkline([step.ms for step in state.steps], min(room, 24))}{right}")

@@ -1,0 +1,48 @@
+"""The engine's panels on the whole screen."""
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, VerticalScroll
+from textual.dom import DOMNode
+from textual.screen import Screen
+from textual.widgets import Footer, Static
+
+from ..control import Control
+from ..header import header_line
+from ..keys import bindings
+from ..panels.engine import EventsPanel, KvPanel, Panel, SlotsPanel, StepsPanel
+
+
+class EngineScreen(Screen):
+    """Slots, KV and steps on the left, events on the right; one column on narrow terminals."""
+
+    BINDINGS = bindings("engine")
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
+    PALETTE_PANES = ("engine", "app")
+
+    def __init__(self, control: Control) -> None:
+        super().__init__(id="engine-screen")
+        self._control = control
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="header", markup=False)
+        with Horizontal(id="engine-columns"):
+            with VerticalScroll():
+                yield StepsPanel("steps")
+                yield SlotsPanel("slots")
+                yield KvPanel("kv")
+            with VerticalScroll():
+                yield EventsPanel("events")
+        yield Footer()
+
+    async def show(self) -> None:
+        """Bring every panel to the store."""
+        self.query_one("#header", Static).update(header_line(self._control.state, self.size.width))
+        for panel in self.query(Panel):
+            panel.show(self._control.state)
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+    def action_target(self, pane: str) -> DOMNode:
+        return self if pane == "engine" else self.app
