@@ -49,6 +49,14 @@ def load_command(path: str | None, options: dict[str, str]) -> LoadModel:
     return LoadModel(path, options["device"], options["dtype"], context, int(slots), cache)
 
 
+def size_input(count: int) -> str:
+    """A size as a person would type it: `1G`, `512M`, else the plain number."""
+    for letter, unit in (("G", 1 << 30), ("M", 1 << 20), ("k", 1 << 10)):
+        if count >= unit and count % unit == 0:
+            return f"{count // unit}{letter}"
+    return str(count)
+
+
 def _size(name: str, text: str) -> int:
     try:
         return parse_size(text)

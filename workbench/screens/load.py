@@ -1,11 +1,10 @@
 """The load screen: choose a base model and how to load it, see it load, see why it did not.
 
-The screen knows no engine. It posts `LoadScreen.Open` and `LoadScreen.CancelLoad`; whoever shows it calls
-`show_loading`, `show_failed` and `show_loaded` with the engine's events.
+The screen knows no engine: it asks the app to `load_model` and `cancel_load`, and the app hands it the
+engine's events of the load by `engine_event`.
 """
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 
 from textual import on, work
@@ -13,19 +12,18 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
-from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Input, OptionList, Select, Static
 from textual.widgets.option_list import Option
 from textual.worker import get_current_worker
 
-from ...engine.protocol import LoadModel, ModelFailed, ModelLoading
+from ...engine.protocol import Event, LoadModel, ModelFailed, ModelLoaded, ModelLoading
 from .. import engine_tools
-from ..load_choices import Choice, choices, load_command, memory_line
+from ..load_choices import Choice, choices, load_command, memory_line, size_input
 from ..model_scan import Found, find_models, places
 from ..paste import pasted_paths
 from ..paths import settings_file
-from ..settings import read_settings, remember
+from ..settings import read_settings
 from ..text import clean, clean_line
 from ..widgets.load_progress import progress_text
 
@@ -33,7 +31,7 @@ FIELDS = {"context": "Context", "slots": "Slots", "host_cache": "Host cache"}
 
 
 class LoadScreen(Screen[None]):
-    """`message` is shown as an error at once; Esc leaves only when `can_leave` (there is a model to go back to)."""
+    """`load` gives the options to begin with; `problem`, a load that failed, is shown at once. Leaves by itself when a model is loaded."""
 
     BINDINGS = [
         Binding("escape", "back", "Cancel", id="load.back", tooltip="Stop the load; when nothing loads, go back"),
@@ -53,48 +51,39 @@ class LoadScreen(Screen[None]):
     LoadScreen #keys { height: 1; color: $text-muted; }
     """
 
-    class Open(Message):
-        """Load this."""
-
-        def __init__(self, load: LoadModel) -> None:
-            super().__init__()
-            self.load = load
-
-    class CancelLoad(Message):
-        """Stop the load in progress."""
-
-    def __init__(self, message: str = "", can_leave: bool = False) -> None:
+    def __init__(self, load: LoadModel | None = None, problem: str = "") -> None:
         super().__init__()
-        self._problem = message
-        self._can_leave = can_leave
+        self._last = load or LoadModel()
+        self._problem = problem
         self._loading: LoadModel | None = None
         self._found: list[Found] = []
         self._scanning = ""
         self._shown: list[Choice] = []
-        self._plan: tuple[str, dict | str] | None = None
-        """path ("" is the default model) -> what its header says, or why it cannot be loaded"""
+        self._header_of: str | None = None
+        self._plan: dict | str | None = None
+        """what the header of the highlighted model says, or why it cannot be loaded"""
 
     def compose(self) -> ComposeResult:
         yield Static("Open a base model", id="title", markup=False)
         yield Input(placeholder="type to filter, or paste the path of a GGUF file or a Hugging Face folder", id="path")
         yield OptionList(id="models", markup=False)
         with Horizontal(id="options"):
-            yield from self._pick("device", "Device", ("auto", "cpu", "cuda"))
-            yield from self._pick("dtype", "Number format", ("auto", "fp32", "bf16", "fp16"))
-            defaults = {"context": "0", "slots": "4", "host_cache": "1G"}
-            for name, label in FIELDS.items():
+            yield from self._pick("device", "Device", ("auto", "cpu", "cuda"), self._last.device)
+            yield from self._pick("dtype", "Number format", ("auto", "fp32", "bf16", "fp16"), self._last.dtype)
+            cache = size_input(self._last.host_cache_bytes)
+            for (name, label), value in zip(FIELDS.items(), (str(self._last.context), str(self._last.slots), cache), strict=True):
                 with Vertical(classes="option"):
                     yield Static(label, classes="option-label", markup=False)
-                    yield Input(defaults[name], id=name, compact=True)
+                    yield Input(value, id=name, compact=True)
         yield Static(id="memory", classes="fact", markup=False)
         yield Static(id="progress", classes="fact", markup=False)
         yield Static(id="problem", classes="fact", markup=False)
         yield Static(id="keys", markup=False)
 
-    def _pick(self, name: str, label: str, words: tuple[str, ...]) -> ComposeResult:
+    def _pick(self, name: str, label: str, words: tuple[str, ...], value: str) -> ComposeResult:
         with Vertical(classes="option"):
             yield Static(label, classes="option-label", markup=False)
-            yield Select([(word, word) for word in words], value="auto", allow_blank=False, id=name, compact=True)
+            yield Select([(word, word) for word in words], value=value, allow_blank=False, id=name, compact=True)
 
     def on_mount(self) -> None:
         self._settings, damaged = read_settings(settings_file())
@@ -105,21 +94,21 @@ class LoadScreen(Screen[None]):
         self.action_rescan()
 
     # -- what the engine says ---------------------------------------------------------------------
-    def show_loading(self, event: ModelLoading) -> None:
-        self.query_one("#progress", Static).update(Content(progress_text(event, self.size.width - 4)))
+    def engine_event(self, event: Event) -> None:
+        match event:
+            case ModelLoading():
+                self.query_one("#progress", Static).update(Content(progress_text(event, self.size.width - 4)))
+            case ModelFailed():
+                self._end_load("the load was cancelled; Enter starts it again" if event.cancelled else event.message)
+            case ModelLoaded():
+                self._end_load("")
+                self.dismiss(None)
 
-    def show_failed(self, event: ModelFailed) -> None:
-        """The load ended without a model; the same Enter tries again."""
+    def _end_load(self, problem: str) -> None:
         self._loading = None
         self.query_one("#progress", Static).update("")
-        self._say("the load was cancelled; Enter starts it again" if event.cancelled else event.message)
+        self._say(problem)
         self._show_keys()
-
-    def show_loaded(self, load: LoadModel, name: str) -> None:
-        """Remember the model and leave."""
-        if problem := remember(settings_file(), load, name, datetime.now().astimezone()):
-            self.app.notify(clean(problem), severity="warning", markup=False)
-        self.dismiss(None)
 
     # -- what the person does -----------------------------------------------------------------------
     @on(Input.Changed, "#path")
@@ -145,7 +134,11 @@ class LoadScreen(Screen[None]):
 
     @on(OptionList.OptionHighlighted, "#models")
     def _looked_at(self, event: OptionList.OptionHighlighted) -> None:
-        self._read_header(self._shown[event.option_index].path)
+        path = self._shown[event.option_index].path
+        if path != self._header_of:
+            self._header_of = path
+            self.query_one("#memory", Static).update("reading the header")
+            self._read_header(path)
 
     @on(Input.Changed, "#context, #slots, #host_cache")
     @on(Select.Changed)
@@ -161,12 +154,10 @@ class LoadScreen(Screen[None]):
 
     def action_back(self) -> None:
         if self._loading:
-            self.post_message(self.CancelLoad())
+            self.app.cancel_load()
             self.query_one("#progress", Static).update("stopping the load")
-        elif self._can_leave:
-            self.dismiss(None)
         else:
-            self._say("there is no model to go back to; open one, or leave with Ctrl+Q")
+            self.dismiss(None)
 
     def action_rescan(self) -> None:
         self._found = []
@@ -184,7 +175,7 @@ class LoadScreen(Screen[None]):
         self._say("")
         self.query_one("#progress", Static).update("asking the engine")
         self._show_keys()
-        self.post_message(self.Open(self._loading))
+        self.app.load_model(self._loading)
 
     def _options(self) -> dict[str, str]:
         picks = {name: str(self.query_one(f"#{name}", Select).value) for name in ("device", "dtype")}
@@ -196,11 +187,10 @@ class LoadScreen(Screen[None]):
         words = "" if Path(typed).expanduser().is_absolute() else typed
         self._shown = choices(self._settings.recent, self._found, words)
         models = self.query_one("#models", OptionList)
-        kept = models.highlighted or 0
         models.clear_options()
         models.add_options([Option(Content(choice.line(self.size.width - 6))) for choice in self._shown])
         if self._shown:
-            models.highlighted = min(kept, len(self._shown) - 1)
+            models.highlighted = next((i for i, choice in enumerate(self._shown) if choice.path == self._header_of), 0)
         models.border_subtitle = Content(self._scanning)
 
     @work(thread=True, exclusive=True, group="scan", exit_on_error=False)
@@ -227,21 +217,20 @@ class LoadScreen(Screen[None]):
         except engine_tools.ToolFailed as failed:
             plan = str(failed)
         if not get_current_worker().is_cancelled:
-            self.app.call_from_thread(self._planned, path, plan)
+            self.app.call_from_thread(self._planned, plan)
 
-    def _planned(self, path: str, plan: dict | str) -> None:
-        self._plan = (path, plan)
+    def _planned(self, plan: dict | str) -> None:
+        self._plan = plan
         self._show_memory()
 
     def _show_memory(self) -> None:
         if self._plan and self.is_mounted:
-            _, plan = self._plan
-            line = plan if isinstance(plan, str) else memory_line(plan, self._options())
+            line = self._plan if isinstance(self._plan, str) else memory_line(self._plan, self._options())
             self.query_one("#memory", Static).update(Content(clean(line)))
 
     def _say(self, problem: str) -> None:
         self.query_one("#problem", Static).update(Content(f"✗ {clean(problem)}" if problem else ""))
 
     def _show_keys(self) -> None:
-        back = "esc stop the load" if self._loading else "esc back" if self._can_leave else "ctrl+q quit"
+        back = "esc stop the load" if self._loading else "esc back"
         self.query_one("#keys", Static).update(Content(f"enter open   ↓ list   tab options   f5 look again   {back}"))
