@@ -63,28 +63,33 @@ def _check_type(raw: Mapping[str, Any], path: Path) -> None:
         return
     if kind is None:
         raise AdapterError(f"{path}: has no peft_type; a config written by PEFT is expected (adapters of MLX or other formats are not read yet)")
-    raise AdapterError(f"{path}: peft_type is {show(kind)}, not honoured yet; only LORA is")
+    raise AdapterError(f"{path}: peft_type is {_shown(kind)}, not honoured yet; only LORA is")
 
 
 def _refuse_what_is_not_honoured(raw: Mapping[str, Any], path: Path) -> None:
     for name, value in raw.items():
         field = FIELDS.get(name, UNKNOWN)
         if field.verdict == "neutral" and not is_neutral(field, value):
-            shown = show(json.dumps(value, ensure_ascii=True) if not isinstance(value, str) else value)
-            raise AdapterError(f"{path}: {show(name)} is {shown} ({field.meaning}), not honoured yet; "
+            raise AdapterError(f"{path}: {show(name)} is {_shown(value)} ({field.meaning}), not honoured yet; "
                                "the adapter would not act as it was trained, so it is not loaded")
+
+
+def _shown(value: Any) -> str:
+    """A value of the config as JSON, cut and made harmless."""
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:80] + "…"
 
 
 def _rank(value: Any, name: str, path: Path) -> int:
     if type(value) is not int or not 1 <= value <= MAX_RANK:
-        raise AdapterError(f"{path}: the rank {name} is {show(value)}; a positive whole number up to {MAX_RANK:,} is expected")
+        raise AdapterError(f"{path}: the rank {name} is {_shown(value)}; a positive whole number up to {MAX_RANK:,} is expected")
     return value
 
 
 def _alpha(value: Any, name: str, path: Path) -> float:
     # the bound keeps a whole number that no float holds out of isfinite
     if type(value) not in (int, float) or not abs(value) < 1e30 or not isfinite(value):
-        raise AdapterError(f"{path}: the alpha {name} is {show(value)}; a finite number is expected")
+        raise AdapterError(f"{path}: the alpha {name} is {_shown(value)}; a finite number is expected")
     return float(value)
 
 
@@ -92,14 +97,14 @@ def _flag(raw: Mapping[str, Any], name: str, path: Path) -> bool:
     value = raw.get(name)
     if value is None or type(value) is bool:
         return bool(value)
-    raise AdapterError(f"{path}: {name} is {show(value)}; true or false is expected")
+    raise AdapterError(f"{path}: {name} is {_shown(value)}; true or false is expected")
 
 
 def _object(raw: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
     value = raw.get(name)
     if value is None or isinstance(value, dict):
         return value or {}
-    raise AdapterError(f"{path}: {name} is {show(value)}; an object from module patterns to numbers is expected")
+    raise AdapterError(f"{path}: {name} is {_shown(value)}; an object from module patterns to numbers is expected")
 
 
 def _targets(raw: Mapping[str, Any], path: Path) -> tuple[str, ...] | str:
@@ -108,7 +113,7 @@ def _targets(raw: Mapping[str, Any], path: Path) -> tuple[str, ...] | str:
         return value or ()
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
-    raise AdapterError(f"{path}: target_modules is {show(value)}; a list of module names or a text is expected")
+    raise AdapterError(f"{path}: target_modules is {_shown(value)}; a list of module names or a text is expected")
 
 
 def _invocation(raw: Mapping[str, Any], path: Path) -> tuple[int, ...]:
@@ -117,4 +122,4 @@ def _invocation(raw: Mapping[str, Any], path: Path) -> tuple[int, ...]:
         return ()
     if isinstance(value, list) and value and all(type(item) is int and item >= 0 for item in value):
         return tuple(value)
-    raise AdapterError(f"{path}: alora_invocation_tokens is {show(value)}; a list of one or more token ids is expected")
+    raise AdapterError(f"{path}: alora_invocation_tokens is {_shown(value)}; a list of one or more token ids is expected")

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,7 +46,7 @@ class TensorSource:
 
     def _tensor(self, name: str) -> Tensor:
         if name in self.pickled:
-            tensor = self.pickled[name].detach().clone()
+            tensor = self.pickled[name].detach().clone(memory_format=torch.contiguous_format)
         else:
             tensor = _read_entry(self.entries[name])
         if tensor.dtype == torch.float64:
@@ -83,10 +84,11 @@ def _unpickle(file: AdapterFile) -> Mapping[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
-        raise AdapterError(f"{path}: refused, the pickle holds more than tensors ({show(str(error).splitlines()[0], 120)}); unsafe to load, "
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        raise AdapterError(f"{path}: refused, the pickle holds more than tensors{f' (it calls {found[1]})' if found else ''}; unsafe to load, "
                            "ask for a safetensors file") from None
     except Exception as error:  # torch.load raises many kinds for files that are none
-        raise AdapterError(f"{path}: is not a file that torch.load can read ({show(str(error).splitlines()[0] if str(error) else repr(error), 120)}); "
+        raise AdapterError(f"{path}: is not a file that torch.load can read ({show((str(error) or repr(error)).splitlines()[0], 120)}); "
                            "download it again or ask for a safetensors file") from None
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise AdapterError(f"{path}: holds a {type(state).__name__}, a dict from names to tensors is expected; ask for a safetensors file")
@@ -101,6 +103,7 @@ def _check_plain(name: str, tensor: object, file: AdapterFile) -> None:
         raise AdapterError(f"{where} is not a plain dense tensor; unsupported, ask for a safetensors file")
     if tensor.dtype not in _DTYPES.values():
         raise AdapterError(f"{where} has dtype {tensor.dtype}; the weights of an adapter are float32, float16 or bfloat16, save it again in one of these")
-    if not tensor.is_contiguous() and not tensor.t().is_contiguous() or tensor.nbytes > file.weights_bytes:
-        raise AdapterError(f"{where} claims shape {list(tensor.shape)} with stride {list(tensor.stride())}, more than the {file.weights_bytes:,} "
-                           "bytes of the file can hold; the file lies about its size")
+    stored = tensor.untyped_storage().nbytes()
+    if tensor.nbytes > min(stored, file.weights_bytes):
+        raise AdapterError(f"{where} claims shape {list(tensor.shape)} with stride {list(tensor.stride())}, more than the {stored:,} bytes "
+                           "stored for it; the file lies about its size, ask for a safetensors file")
