@@ -54,8 +54,8 @@ def read_json_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
     return parse_json_object(read_bounded(path, limit), path)
 
 
-def show(text: object, limit: int = 80) -> str:
-    """Untrusted text for a message: quoted, escapes made visible, cut at `limit` characters."""
-    plain = text if isinstance(text, str) else repr(text)
-    cut = plain[:limit] + ("…" if len(plain) > limit else "")
-    return ascii(cut) if any(not c.isprintable() for c in cut) else repr(cut)
+def show(value: object, limit: int = 80) -> str:
+    """An untrusted value for a message: as Python writes it, control characters visible, cut at `limit` characters."""
+    text = repr(value[:limit] if isinstance(value, str) else value)
+    cut = text[:limit + 2] + ("…" if len(text) > limit + 2 or isinstance(value, str) and len(value) > limit else "")
+    return cut if cut.isprintable() else ascii(cut)[1:-1]
