@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from textual.app import App, SystemCommand
 from textual.screen import Screen
@@ -11,9 +12,14 @@ from textual.screen import Screen
 from ..engine.protocol import Event, LoadModel, ModelFailed, ModelLoaded, ModelLoading
 from .control import Backend, Control
 from .keys import KEYS, bindings
+from .paths import settings_file
 from .screens.bench import BenchScreen
+from .settings import remember
 from .screens.engine import EngineScreen
 from .state import BenchState, StartAdapter
+
+if TYPE_CHECKING:
+    from .screens.load import LoadScreen
 
 TICK = 0.05
 FRAMES_CPU, FRAMES_GPU = 4, 2
@@ -69,26 +75,35 @@ class BenchApp(App[None]):
         if isinstance(self.screen, BenchScreen | EngineScreen):
             await self.screen.show()
 
-    def _forward(self, event: Event) -> None:
-        """Load events go to the load screen while it is open; a failed load without a model opens it."""
-        for screen in self.screen_stack:
-            if hasattr(screen, "engine_event"):
-                screen.engine_event(event)
-                return
-        if isinstance(event, ModelFailed) and not self.state.model:
-            self.open_load_screen(event.message)
+    def _forward(self, event: ModelLoading | ModelLoaded | ModelFailed) -> None:
+        """Load events go to the load screen while it is open; a load that fails without a model to go back to opens it."""
+        screen = next((screen for screen in self.screen_stack if hasattr(screen, "show_loading")), None)
+        if screen is None:
+            if isinstance(event, ModelFailed) and not self.state.model:
+                self.open_load_screen(event.message)
+        elif isinstance(event, ModelLoading):
+            screen.show_loading(event)
+        elif isinstance(event, ModelFailed):
+            screen.show_failed(event)
+        else:
+            screen.show_loaded(self.control.load, event.model.name)
+
+    def _remember(self, event: ModelLoaded) -> None:
+        """Put the model first among the recent ones of the load screen."""
+        problem = remember(settings_file(), self.control.load or LoadModel(), event.model.name, self.state.clock().astimezone())
+        if problem:
+            self.state.notice(problem, "error")
 
     def open_load_screen(self, problem: str = "") -> None:
-        """Let the person choose a base; the screen calls `load_model` and closes itself on ModelLoaded."""
-        from .screens.load import LoadScreen
+        """Let the person choose a base."""
+        from .screens.load import LoadScreen  # it scans and reads settings: only when it is needed
 
-        self.push_screen(LoadScreen(self.control.load, problem))
+        self.push_screen(LoadScreen(problem, can_leave=self.state.model is not None))
 
-    def load_model(self, load: LoadModel) -> None:
-        """Load a base in place of the one that is loaded."""
-        self.control.open_model(load)
+    def on_load_screen_open(self, event: LoadScreen.Open) -> None:
+        self.control.open_model(event.load)
 
-    def cancel_load(self) -> None:
+    def on_load_screen_cancel_load(self) -> None:
         self.control.cancel_load()
 
     # -- keys -----------------------------------------------------------------------------------

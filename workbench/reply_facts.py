@@ -13,13 +13,13 @@ _REASONS = {"length": "max_tokens reached (/set max_tokens 1024)", "context": "t
 
 def meter_lines(version: Version) -> list[Content]:
     """State or figures of a reply, then one line for each aLoRA of its mix."""
-    style = "$text-error" if version.phase in ("failed", "lost") else "$text-muted"
+    style = "$text-error" if version.phase in ("failed", "lost") else "$foreground 60%"
     lines = [Content.assemble((clean_line(_figures(version), 600), style))]
     for activation in version.activations:
         where = f"acts from token {activation.start}" if activation.found else "off: its invocation is not in the prompt"
         mark = "" if activation.found else "$text-warning"
         text = f"⚑ {activation.adapter} {where} · {activation.detail}"
-        lines.append(Content.assemble((clean_line(text, 300), mark or "$text-muted")))
+        lines.append(Content.assemble((clean_line(text, 300), mark or "$foreground 60%")))
     return lines
 
 

@@ -143,7 +143,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self._welcome = Static("", id="welcome", markup=False)
 
     def compose(self) -> ComposeResult:
-        yield self._welcome
+        with Vertical(id="transcript-items"):  # as high as the pane at least: the anchor scrolls shorter ones below the top
+            yield self._welcome
 
     def on_mount(self) -> None:
         self.anchor()
@@ -163,7 +164,7 @@ class Transcript(VerticalScroll, can_focus=False):
         new = [TurnView(item) if isinstance(item, Turn) else NoticeView(item) for item in items[kept:]]
         if new:
             self._views += new
-            await self.mount_all(new)
+            await self.query_one("#transcript-items").mount_all(new)
         self._welcome.display = not items
         self._welcome.update(welcome)
         for view in self._views:

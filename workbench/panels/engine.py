@@ -33,7 +33,7 @@ class Panel(Static):
 
 def title(text: str, rest: str = "") -> Content:
     """A panel's first line."""
-    return Content.assemble((text, "bold $accent"), (f"  {rest}" if rest else "", "$text-muted"))
+    return Content.assemble((text, "bold $accent"), (f"  {rest}" if rest else "", "$foreground 60%"))
 
 
 class SlotsPanel(Panel):
@@ -47,12 +47,12 @@ class SlotsPanel(Panel):
         if host.limit_bytes:
             lines.append(f"host {len(host.adapters)} · {size_text(host.used_bytes)} of {size_text(host.limit_bytes)}")
         if last := state.last_eviction:
-            lines.append(Content.assemble((clean_line(f"{last.at:%H:%M:%S} {last.text}", 160), "$text-muted")))
+            lines.append(Content.assemble((clean_line(f"{last.at:%H:%M:%S} {last.text}", 160), "$foreground 60%")))
         self.put(lines)
 
     def _slot(self, slot: SlotView) -> Content:
         if not slot.adapter:
-            return Content.assemble((f"G{slot.slot} · free ·", "$text-muted"))
+            return Content.assemble((f"G{slot.slot} · free ·", "$foreground 60%"))
         state = "in use" if slot.users else f"{slot.idle_s:.0f}s idle"
         facts = f"r{slot.rank:<3} {size_text(slot.bytes):>8} {state}{' pinned' if slot.pinned else ''}"
         room = max(self.columns - len(facts) - 4, 6)
@@ -80,7 +80,7 @@ class StepsPanel(Panel):
     def show(self, state: BenchState) -> None:
         last, p50, p95 = state.step_times()
         if not state.steps:
-            self.put([title("STEP"), Content.assemble(("no step yet", "$text-muted"))])
+            self.put([title("STEP"), Content.assemble(("no step yet", "$foreground 60%"))])
             return
         step = state.steps[-1]
         width = self.columns

@@ -43,7 +43,7 @@ class BenchScreen(Screen):
     """Shows the store; keys and messages of its panes become calls of `control`."""
 
     BINDINGS = bindings("bench")
-    HORIZONTAL_BREAKPOINTS = [(0, "-nano"), (20, "-narrow"), (60, "-mid"), (110, "-wide")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-nano"), (20, "-narrow"), (60, "-mid"), (110, "-wide"), (150, "-broad")]
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (6, "-tall")]
     AUTO_FOCUS = "#prompt"
     PALETTE_PANES = ("bench", "adapters", "reply", "prompt", "app")
@@ -65,6 +65,9 @@ class BenchScreen(Screen):
         yield Static("", id="status", markup=False)
         yield Footer()
 
+    async def on_screen_resume(self) -> None:
+        await self.show()
+
     async def show(self) -> None:
         """Bring every pane to the store."""
         state = self.control.state
@@ -72,7 +75,7 @@ class BenchScreen(Screen):
         self.query_one("#hint", Static).update(Content(clean_line(state.hint, 200)))
         self.query_one("#hint", Static).display = bool(state.hint)
         self.query_one(AdaptersPanel).show()
-        if self.has_class("-wide"):
+        if self.has_class("-wide") or self.has_class("-broad"):
             self.query_one(EnginePanels).show(self.control)
         else:
             self.query_one("#status", Static).update(status_line(state, self.size.width))

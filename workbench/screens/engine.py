@@ -35,6 +35,9 @@ class EngineScreen(Screen):
                 yield EventsPanel("events")
         yield Footer()
 
+    async def on_screen_resume(self) -> None:
+        await self.show()
+
     async def show(self) -> None:
         """Bring every panel to the store."""
         self.query_one("#header", Static).update(header_line(self._control.state, self.size.width))
