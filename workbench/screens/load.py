@@ -112,8 +112,10 @@ class LoadScreen(Screen[None]):
 
     # -- what the person does -----------------------------------------------------------------------
     @on(Input.Changed, "#path")
-    def _filter(self) -> None:
+    def _filter(self, event: Input.Changed) -> None:
         self._fill()
+        if event.value.strip() and len(paths := pasted_paths(event.value)[0]) == 1:
+            self._look_at(str(paths[0]))
 
     @on(Input.Submitted, "#path")
     def _typed(self, event: Input.Submitted) -> None:
@@ -134,7 +136,10 @@ class LoadScreen(Screen[None]):
 
     @on(OptionList.OptionHighlighted, "#models")
     def _looked_at(self, event: OptionList.OptionHighlighted) -> None:
-        path = self._shown[event.option_index].path
+        self._look_at(self._shown[event.option_index].path)
+
+    def _look_at(self, path: str) -> None:
+        """Have the header read, if it is not the one that is shown."""
         if path != self._header_of:
             self._header_of = path
             self.query_one("#memory", Static).update("reading the header")
