@@ -1,6 +1,7 @@
 """Opening a base: a GGUF file or a Hugging Face folder. Headers only, no torch."""
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from .base_folder import read_folder_base
@@ -12,13 +13,22 @@ from .weights.safetensors import INDEX, SINGLE
 __all__ = ["BaseFile", "FormatError", "TokenizerSource", "open_base"]
 
 
+NO_TEMPLATE = "no chat template in the model's files: messages are laid out as plain \"User: ...\" lines, a fallback"
+NO_END_TOKEN = "no end token in the model's files: replies end only at the token limit or a stop string"
+
+
 def open_base(path: str | Path) -> BaseFile:
     """Read the headers of a base and check that it can run here.
 
     `path` is a GGUF file, a model folder, or the config.json or safetensors file in one.
     Raises FormatError (a ValueError) that names the file, what is wrong and what to do; OSError when it cannot be read.
     """
-    path = Path(path).expanduser()
+    base = _read(Path(path).expanduser())
+    notes = base.notes + (() if base.chat_template else (NO_TEMPLATE,)) + (() if base.end_tokens else (NO_END_TOKEN,))
+    return replace(base, notes=notes)
+
+
+def _read(path: Path) -> BaseFile:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder; give the path of a GGUF file or of a Hugging Face model folder")
     if path.is_dir():

@@ -38,6 +38,7 @@ class Tokenizer:
         self._fast.no_padding()
         self.bos, self.eos, self.add_eos = source.bos, source.eos, source.add_eos
         self.end_tokens = base.end_tokens
+        self.model_vocab = base.facts.vocab
         self.special_texts = dict(source.texts)
         """bos_token, eos_token, ... as chat templates name them"""
         self._read_vocabulary(base)

@@ -1,0 +1,103 @@
+"""Prompts -> token ids: chat templates, raw text, plain ids."""
+from __future__ import annotations
+
+import re
+
+from .protocol import Chat, Message, Prompt, RawText, TokenIds
+from .template import RENDERER
+from .tokenizer import Tokenizer
+
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+"""noncharacters that no text has: they mark what looks like a special token but came from a message"""
+_MARKS = re.compile(f"[{_OPEN}{_CLOSE}]")
+
+
+def prompt_ids(tokenizer: Tokenizer, template: str | None, prompt: Prompt) -> tuple[list[int], str]:
+    """Ids to feed the model, and the text they stand for.
+
+    Chat: the template's text, its special tokens parsed, those spelled inside messages left as text; no BOS but what
+    the template writes. Without a template, `fallback_text` and the BOS of plain text. RawText: special tokens parsed,
+    BOS in front where the model wants one. TokenIds: as they stand.
+    Raises ChatTemplateError when the template fails, ValueError for ids outside of the vocabulary and for no ids at all.
+    """
+    ids, text = _ids_and_text(tokenizer, template, prompt)
+    if not ids:
+        raise ValueError("the prompt holds no token; type some text")
+    return ids, text
+
+
+def _ids_and_text(tokenizer: Tokenizer, template: str | None, prompt: Prompt) -> tuple[list[int], str]:
+    if isinstance(prompt, TokenIds):
+        return _checked(tokenizer, prompt), "".join(tokenizer.token_text(prompt.ids))
+    if isinstance(prompt, RawText):
+        return _with_bos(tokenizer, tokenizer.encode(prompt.text, special=True)), prompt.text
+    specials = _pattern(tokenizer)
+    messages = [_marked(specials, message) for message in prompt.messages]
+    text = _chat_text(tokenizer, template, messages, prompt)
+    ids = _parse(tokenizer, specials, text) if _OPEN in text else tokenizer.encode(_MARKS.sub("", text), special=True)
+    return ids if template is not None else _with_bos(tokenizer, ids), _MARKS.sub("", text)
+
+
+def _checked(tokenizer: Tokenizer, prompt: TokenIds) -> list[int]:
+    for number in prompt.ids:
+        if not 0 <= number < tokenizer.model_vocab:
+            raise ValueError(f"token id {number} is outside of the model's vocabulary of {tokenizer.model_vocab:,}")
+    return list(prompt.ids)
+
+
+def fallback_text(messages: list[dict[str, str]], generate: bool) -> str:
+    """The layout for a model without a chat template: "User: ...", a line each, and "Assistant:" to go on from."""
+    lines = [f"{message['role'].capitalize()}: {message['content']}\n" for message in messages]
+    return "".join(lines) + ("Assistant:" if generate else "")
+
+
+def _marked(specials: re.Pattern[str] | None, message: Message) -> dict[str, str]:
+    return {"role": _mark(specials, message.role), "content": _mark(specials, message.content)}
+
+
+def _mark(specials: re.Pattern[str] | None, text: str) -> str:
+    text = _MARKS.sub("\ufffd", text.encode("utf-8", "replace").decode("utf-8"))
+    return specials.sub(lambda found: f"{_OPEN}{found[0]}{_CLOSE}", text) if specials else text
+
+
+def _pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    texts = sorted(filter(None, tokenizer.special), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, texts))) if texts else None
+
+
+def _chat_text(tokenizer: Tokenizer, template: str | None, messages: list[dict[str, str]], prompt: Chat) -> str:
+    generate = not prompt.opening
+    if template is None:
+        return fallback_text(messages, generate) + prompt.opening
+    variables = {"messages": messages, "add_generation_prompt": generate, "tools": None, "documents": None, **tokenizer.special_texts}
+    return RENDERER.render(template, variables) + prompt.opening
+
+
+def _parse(tokenizer: Tokenizer, specials: re.Pattern[str], text: str) -> list[int]:
+    """Ids of a text with marks: between the special tokens outside of marks, everything is text."""
+    ids: list[int] = []
+    fragment = ""
+    eats_after = False
+    for piece in re.split(f"({_OPEN}[^{_OPEN}{_CLOSE}]*{_CLOSE})", text):
+        if piece.startswith(_OPEN):
+            fragment += piece[1:-1]
+            continue
+        start = 0
+        piece = _MARKS.sub("", piece)
+        for found in specials.finditer(piece):
+            number = tokenizer.special[found[0]]
+            before, after = tokenizer.eats_space[number]
+            fragment += piece[start:found.start()]
+            ids += tokenizer.encode(_trim(fragment, eats_after, before), special=False) + [number]
+            fragment, start, eats_after = "", found.end(), after
+        fragment += piece[start:]
+    return ids + tokenizer.encode(_trim(fragment, eats_after, False), special=False)
+
+
+def _trim(text: str, left: bool, right: bool) -> str:
+    text = text.lstrip() if left else text
+    return text.rstrip() if right else text
+
+
+def _with_bos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    return [tokenizer.bos, *ids] if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos] else ids
