@@ -14,8 +14,8 @@ from .control import Backend, Control
 from .keys import KEYS, bindings
 from .paths import settings_file
 from .screens.bench import BenchScreen
-from .settings import remember
 from .screens.engine import EngineScreen
+from .settings import remember
 from .state import BenchState, StartAdapter
 
 if TYPE_CHECKING:
@@ -77,16 +77,13 @@ class BenchApp(App[None]):
 
     def _forward(self, event: ModelLoading | ModelLoaded | ModelFailed) -> None:
         """Load events go to the load screen while it is open; a load that fails without a model to go back to opens it."""
-        screen = next((screen for screen in self.screen_stack if hasattr(screen, "show_loading")), None)
-        if screen is None:
-            if isinstance(event, ModelFailed) and not self.state.model:
-                self.open_load_screen(event.message)
-        elif isinstance(event, ModelLoading):
-            screen.show_loading(event)
-        elif isinstance(event, ModelFailed):
-            screen.show_failed(event)
-        else:
-            screen.show_loaded(self.control.load, event.model.name)
+        if isinstance(event, ModelLoaded):
+            self._remember(event)
+        screen = next((screen for screen in self.screen_stack if hasattr(screen, "engine_event")), None)
+        if screen:
+            screen.engine_event(event)
+        elif isinstance(event, ModelFailed) and not self.state.model:
+            self.open_load_screen(event.message)
 
     def _remember(self, event: ModelLoaded) -> None:
         """Put the model first among the recent ones of the load screen."""
@@ -98,7 +95,7 @@ class BenchApp(App[None]):
         """Let the person choose a base."""
         from .screens.load import LoadScreen  # it scans and reads settings: only when it is needed
 
-        self.push_screen(LoadScreen(problem, can_leave=self.state.model is not None))
+        self.push_screen(LoadScreen(self.control.load, problem))
 
     def on_load_screen_open(self, event: LoadScreen.Open) -> None:
         self.control.open_model(event.load)

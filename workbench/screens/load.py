@@ -1,6 +1,6 @@
 """The load screen: choose a base model and how to load it, see it load, see why it did not.
 
-The screen knows no engine: it asks the app to `load_model` and `cancel_load`, and the app hands it the
+The screen knows no engine: it posts `LoadScreen.Open` and `LoadScreen.CancelLoad`, and the app hands it the
 engine's events of the load by `engine_event`.
 """
 from __future__ import annotations
@@ -12,6 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
+from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Input, OptionList, Select, Static
 from textual.widgets.option_list import Option
@@ -50,6 +51,16 @@ class LoadScreen(Screen[None]):
     LoadScreen #problem { color: $text-error; max-height: 8; }
     LoadScreen #keys { height: 1; color: $text-muted; }
     """
+
+    class Open(Message):
+        """Load this."""
+
+        def __init__(self, load: LoadModel) -> None:
+            super().__init__()
+            self.load = load
+
+    class CancelLoad(Message):
+        """Stop the load in progress."""
 
     def __init__(self, load: LoadModel | None = None, problem: str = "") -> None:
         super().__init__()
@@ -159,7 +170,7 @@ class LoadScreen(Screen[None]):
 
     def action_back(self) -> None:
         if self._loading:
-            self.app.cancel_load()
+            self.post_message(self.CancelLoad())
             self.query_one("#progress", Static).update("stopping the load")
         else:
             self.dismiss(None)
@@ -180,7 +191,7 @@ class LoadScreen(Screen[None]):
         self._say("")
         self.query_one("#progress", Static).update("asking the engine")
         self._show_keys()
-        self.app.load_model(self._loading)
+        self.post_message(self.Open(self._loading))
 
     def _options(self) -> dict[str, str]:
         picks = {name: str(self.query_one(f"#{name}", Select).value) for name in ("device", "dtype")}
