@@ -1,0 +1,90 @@
+"""What a base or an adapter is, from headers alone. `python -m lora_bench.engine.inspect PATH` prints it as JSON. No torch."""
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .adapters.keys import pair_names
+from .adapters.patterns import lookup
+from .adapters.peft import CONFIG, PICKLE, SAFETENSORS, AdapterFile, open_adapter
+from .base_file import BaseFile, open_base
+from .models.facts import module_shapes
+
+CANNOT_BE_USED = 3
+"""exit code for a file that is no base and no adapter that runs here"""
+
+
+def inspect_path(path: str | Path) -> dict[str, Any]:
+    """Plain data about the base or adapter at `path`; `kind` says which. All text in it is untrusted.
+
+    Raises FormatError, AdapterError (ValueErrors) or OSError with a sentence that names the file.
+    """
+    path = Path(path).expanduser()
+    return _adapter(open_adapter(path)) if _is_adapter(path) else _base(open_base(path))
+
+
+def _is_adapter(path: Path) -> bool:
+    if path.is_dir():
+        return (path / CONFIG).exists() and not (path / "config.json").exists()
+    return path.name in (CONFIG, SAFETENSORS, PICKLE) or path.suffix in (".safetensors", ".bin") and (path.parent / CONFIG).exists()
+
+
+def _base(base: BaseFile) -> dict[str, Any]:
+    facts, tokenizer = base.facts, base.tokenizer
+    return {
+        "kind": "base", "name": base.name, "path": str(base.path), "format": base.format, "architecture": facts.architecture,
+        "parameters": base.parameters, "file_bytes": base.file_bytes, "weight_types": base.weight_types,
+        "layers": facts.layers, "hidden": facts.hidden, "heads": facts.heads, "kv_heads": facts.kv_heads, "head_dim": facts.head_dim,
+        "intermediate": facts.intermediate, "vocab": facts.vocab, "trained_context": facts.context,
+        "rope_theta": facts.rope_theta, "rope_scaling": asdict(facts.rope_scaling) if facts.rope_scaling else None,
+        "rope_freq_factors": facts.rope_freq_factors, "tied": facts.tied,
+        "attention_bias": facts.attention_bias, "mlp_bias": facts.mlp_bias, "linear_modules": len(module_shapes(facts)),
+        "tokenizer": {
+            "from": "GGUF metadata" if tokenizer.gguf is not None else str(tokenizer.json_path),
+            "bos": tokenizer.bos, "eos": tokenizer.eos, "add_bos": tokenizer.add_bos, "end_tokens": list(base.end_tokens),
+        },
+        "chat_template": base.chat_template, "details": base.details, "notes": list(base.notes),
+    }
+
+
+def _adapter(file: AdapterFile) -> dict[str, Any]:
+    settings = file.settings
+    answer = {
+        "kind": "adapter", "name": file.default_name, "path": file.readable_path, "format": file.format, "file_bytes": file.weights_bytes,
+        "base_model": settings.base_model, "rslora": settings.rslora, "r": settings.r, "lora_alpha": settings.alpha,
+        "rank_pattern": dict(settings.rank_pattern), "alpha_pattern": dict(settings.alpha_pattern),
+        "invocation_tokens": list(settings.invocation), "notes": list(file.notes),
+    }
+    return answer | (_tensors(file) if file.entries is not None else {"modules": None})
+
+
+def _tensors(file: AdapterFile) -> dict[str, Any]:
+    """Facts that follow from the tensors' shapes."""
+    settings, entries = file.settings, file.entries
+    pairs = pair_names(entries, file.weights_path)
+    alphas = lookup(settings.alpha_pattern, [pair.path for pair in pairs], settings.alpha, f"{file.config_path}: alpha_pattern")
+    ranks = [min(entries[pair.a].shape[:1] + entries[pair.b].shape[1:2], default=0) for pair in pairs]
+    scales = {settings.scaling(alpha, rank) for alpha, rank in zip(alphas, ranks, strict=True) if rank}
+    return {
+        "modules": len(pairs), "ranks": sorted(set(ranks)), "effective_scales": sorted(scales),
+        "targets": dict(Counter(pair.path.rsplit(".", 1)[-1] for pair in pairs)),
+        "parameters": sum(entry.elements for entry in entries.values()),
+        "dtypes": dict(Counter(entry.type for entry in entries.values())),
+    }
+
+
+def main() -> int:
+    try:
+        print(json.dumps(inspect_path(sys.argv[1]), ensure_ascii=True))
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return CANNOT_BE_USED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
