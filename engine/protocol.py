@@ -171,6 +171,8 @@ class ModelInfo(_Struct):
     linear_modules: int
     chat_template: bool
     end_tokens: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+    """things a user should know that did not stop the load"""
 
 
 class AdapterInfo(_Struct):
