@@ -5,14 +5,16 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 from lora_bench.engine.default_model import ensure_default_model
-from lora_bench.engine.models.facts import ModelFacts, module_shapes
+from lora_bench.engine.models.facts import ModelFacts, module_shapes, tensor_shapes
+from lora_bench.engine.models.llama import config_name, gguf_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,8 @@ def golden() -> Path:
 @pytest.fixture
 def seed() -> int:
     """A fresh seed, printed so that a failure can be repeated; torch is seeded with it."""
+    import torch
+
     number = random.SystemRandom().randrange(1 << 31)
     print(f"seed {number}")
     torch.manual_seed(number)
@@ -59,6 +63,9 @@ AdapterFolder = Callable[..., Path]
 @pytest.fixture
 def adapter_folder(tmp_path: Path, tiny_facts: ModelFacts, seed: int) -> AdapterFolder:
     """`adapter_folder(name, targets, r=.., tensors=.., **config)` writes a PEFT folder of random weights for `tiny_facts`."""
+    import torch
+    from safetensors.torch import save_file
+
     shapes = module_shapes(tiny_facts)
 
     def write(name: str, targets: tuple[str, ...] = ("q_proj", "v_proj"), r: int = 4, tensors: Mapping[str, Tensor] | None = None,
@@ -75,6 +82,110 @@ def adapter_folder(tmp_path: Path, tiny_facts: ModelFacts, seed: int) -> Adapter
         save_file(dict(tensors), folder / "adapter_model.safetensors")
         whole = {"peft_type": "LORA", "r": r, "lora_alpha": 2 * r, "target_modules": list(targets)} | config
         (folder / "adapter_config.json").write_text(json.dumps(whole))
+        return folder
+
+    return write
+
+
+TINY_TOKENS = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKL.,:!Ġ", "th", "he"]
+"""a byte-level vocabulary of 50: five special tokens, characters, two merged tokens"""
+TINY_TEMPLATE = ("{% for m in messages %}{{ '<|im_start|>' + m.role + ':' + m.content + '<|im_end|>' }}{% endfor %}"
+                 "{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% endif %}")
+
+
+@pytest.fixture
+def tiny_tensors(tiny_facts: ModelFacts, seed: int) -> dict[str, Tensor]:
+    """Random weights of `tiny_facts` by canonical name."""
+    return {name: torch.randn(shape) for name, shape in tensor_shapes(tiny_facts).items()}
+
+
+@pytest.fixture
+def tiny_gguf(tmp_path: Path, tiny_facts: ModelFacts, tiny_tensors: dict[str, Tensor]) -> Callable[..., Path]:
+    """`tiny_gguf(name, metadata={key: value or None}, tensors={name in the file: array or None})` writes a GGUF of `tiny_facts`.
+
+    None takes a key or tensor away. Everything else is as convert scripts write it, q/k rows interleaved.
+    """
+    f = tiny_facts
+    usual = {
+        "llama.block_count": f.layers, "llama.context_length": f.context, "llama.embedding_length": f.hidden,
+        "llama.feed_forward_length": f.intermediate, "llama.attention.head_count": f.heads, "llama.attention.head_count_kv": f.kv_heads,
+        "llama.attention.key_length": f.head_dim, "llama.attention.value_length": f.head_dim, "llama.rope.dimension_count": f.head_dim,
+        "llama.rope.freq_base": f.rope_theta, "llama.attention.layer_norm_rms_epsilon": f.rms_eps, "general.name": "tiny",
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": TINY_TOKENS,
+        "tokenizer.ggml.token_type": [2, 3, 3, 3, 3] + [1] * 45, "tokenizer.ggml.merges": ["t h", "h e"],
+        "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": TINY_TEMPLATE,
+    }
+    interleaved = {gguf_name(name): _interleaved(name, tensor, f).numpy() for name, tensor in tiny_tensors.items()}
+
+    def write(name: str = "tiny.gguf", metadata: Mapping[str, object] = {}, tensors: Mapping[str, object] = {},  # noqa: B006
+              architecture: str = "llama") -> Path:
+        writer = gguf.GGUFWriter(tmp_path / name, architecture)
+        for key, value in (usual | dict(metadata)).items():
+            if key == "general.alignment":
+                writer.add_custom_alignment(value)
+            elif isinstance(value, list):
+                writer.add_array(key, value)
+            elif value is not None:
+                kind = gguf.GGUFValueType.get_type(value)
+                writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if kind == gguf.GGUFValueType.INT32 and value >= 0 else kind)
+        for tensor_name, array in (interleaved | dict(tensors)).items():
+            if array is not None:
+                kind, data = array if isinstance(array, tuple) else (None, array)
+                writer.add_tensor(tensor_name, data, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return tmp_path / name
+
+    return write
+
+
+def _interleaved(name: str, tensor: Tensor, facts: ModelFacts) -> Tensor:
+    """The rows of q and k as llama GGUF files order them: the two halves of a head alternate."""
+    kind = next((kind for kind in ("q_proj", "k_proj") if kind in name), None)
+    if kind is None:
+        return tensor
+    heads = facts.heads if kind == "q_proj" else facts.kv_heads
+    return tensor.reshape(heads, 2, facts.head_dim // 2, *tensor.shape[1:]).swapaxes(1, 2).reshape(tensor.shape).contiguous()
+
+
+@pytest.fixture
+def tiny_folder(tmp_path: Path, tiny_facts: ModelFacts, tiny_tensors: dict[str, Tensor]) -> Callable[..., Path]:
+    """`tiny_folder(name, config={..}, settings={..}, tensors={..}, files={file: JSON or text})` writes a Hugging Face folder of `tiny_facts`.
+
+    `config` and `settings` (tokenizer_config.json) replace fields, None takes one away; so does `tensors`, by the file's names.
+    """
+    f = tiny_facts
+    usual = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": f.hidden,
+        "intermediate_size": f.intermediate, "num_hidden_layers": f.layers, "num_attention_heads": f.heads,
+        "num_key_value_heads": f.kv_heads, "head_dim": f.head_dim, "vocab_size": f.vocab, "max_position_embeddings": f.context,
+        "rms_norm_eps": f.rms_eps, "rope_theta": f.rope_theta, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+    }
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
+        "added_tokens": [{"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+                          "special": True} for i, text in enumerate(TINY_TOKENS[:5])],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": {text: i for i, text in enumerate(TINY_TOKENS)}, "merges": [["t", "h"], ["h", "e"]]},
+    }
+
+    def write(name: str = "tiny", config: Mapping[str, object] = {}, settings: Mapping[str, object] = {},  # noqa: B006
+              tensors: Mapping[str, object] = {}, files: Mapping[str, object] = {}) -> Path:  # noqa: B006
+        folder = tmp_path / name
+        folder.mkdir()
+        weights = {config_name(key): tensor for key, tensor in tiny_tensors.items()} | dict(tensors)
+        save_file({key: tensor for key, tensor in weights.items() if tensor is not None}, folder / "model.safetensors")
+        own = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": TINY_TEMPLATE} | dict(settings)
+        written = {"config.json": usual | dict(config), "tokenizer_config.json": own, "tokenizer.json": tokenizer} | dict(files)
+        for file, content in written.items():
+            if isinstance(content, dict):
+                content = json.dumps({key: value for key, value in content.items() if value is not None or file == "tokenizer.json"})
+            if content is not None:
+                (folder / file).write_text(content)
         return folder
 
     return write
