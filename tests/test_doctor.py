@@ -1,0 +1,50 @@
+"""`doctor` tells the truth about this machine, part by part."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from lora_bench.engine import doctor
+
+
+def test_every_part_is_answered() -> None:
+    report = doctor.examine()
+    assert report["packages"]["torch"] == torch.__version__
+    assert report["python"].startswith(".".join(map(str, sys.version_info[:3])))
+    assert report["memory"]["total_gib"] == round(psutil.virtual_memory().total / 2**30, 2)
+    assert 1 <= report["cpu"]["usable_here"] <= report["cpu"]["logical_cores"]
+    assert report["sample_run"].startswith("ok on cpu")
+    json.dumps(report)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_why_there_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "DRIVER_FILE", tmp_path / "none")
+    why = doctor.examine()["gpu"]["why_none"]
+    assert "no NVIDIA driver" in why and "CPU" in why
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  590.1\n")
+    monkeypatch.setattr(doctor, "DRIVER_FILE", tmp_path / "version")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    gpu = doctor.examine()["gpu"]
+    assert gpu["driver"] == "NVIDIA UNIX x86_64 Kernel Module  590.1"
+    assert "no NVIDIA driver" not in gpu["why_none"] and "CUDA_VISIBLE_DEVICES='-1' hides" in gpu["why_none"]
+    if torch.version.cuda is None:
+        assert "built without CUDA" in gpu["why_none"]
+
+
+def test_the_command_prints_it_for_people_and_programs(tmp_path: Path) -> None:
+    env = os.environ | {"LORA_BENCH_CACHE": str(tmp_path), "TERM": "xterm-256color"}
+    command = [sys.executable, "-m", "lora_bench.workbench.cli", "doctor"]
+    report = json.loads(subprocess.run([*command, "--json"], env=env, capture_output=True, text=True, check=True).stdout)
+    assert report["default_model"]["cached"] is False and report["default_model"]["cache"] == str(tmp_path)
+    assert report["terminal"]["colours"] == "256" and report["terminal"]["interactive"] is False
+    assert {"settings", "log"} <= report["files"].keys()
+    text = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    assert f"torch: {torch.__version__}" in text and "sample run: ok" in text
