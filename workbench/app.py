@@ -25,6 +25,8 @@ TICK = 0.05
 FRAMES_CPU, FRAMES_GPU = 4, 2
 """ticks between two redraws: a model on the CPU shares it with the screen"""
 EVENTS_A_TICK = 2000
+SLOW_TICKS = 20
+"""ticks after which the screen is redrawn though nothing happened: ages grow"""
 _FORWARDED = (ModelLoading, ModelLoaded, ModelFailed)
 
 
@@ -65,6 +67,8 @@ class BenchApp(App[None]):
             if isinstance(event, _FORWARDED):
                 self._forward(event)
         self._ticks += 1
+        if self._ticks >= SLOW_TICKS:
+            self._stale = True
         frames = FRAMES_GPU if self.state.model and self.state.model.device != "cpu" else FRAMES_CPU
         if self._stale and self._ticks >= frames:
             self._ticks, self._stale = 0, False

@@ -55,6 +55,8 @@ class Control:
                 self._forget(event.name)
             case p.EngineFailed():
                 self._last_mix = None
+            case p.MixRefused() if event.mix == self._last_mix:
+                self._last_mix = self.state.mix()  # the board went back to what the engine holds
         self._send_waiting()
 
     def open_model(self, load: p.LoadModel, adapters: tuple[StartAdapter, ...] = ()) -> None:

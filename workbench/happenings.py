@@ -27,7 +27,7 @@ def _unloading(event: p.AdapterUnloading) -> tuple[str, bool]:
 
 
 _LINES = {
-    p.EngineStarted: lambda e: (f"engine started, pid {e.pid}, torch {e.torch or 'not yet'}, {', '.join(e.devices)}", False),
+    p.EngineStarted: lambda e: (f"engine started, pid {e.pid}, torch {e.torch}, {', '.join(e.devices)}", False) if e.devices else None,
     p.ModelLoaded: lambda e: (f"model {e.model.name} ready in {e.ms / 1000:.1f} s", False),
     p.ModelFailed: lambda e: ("load cancelled" if e.cancelled else f"model failed: {e.message}", not e.cancelled),
     p.AdapterLoaded: _adapter,

@@ -16,13 +16,20 @@ def header_line(state: BenchState, width: int) -> Content:
         threads = f"({model.threads})" if model.device == "cpu" else ""
         parts.append((f"  {clean_line(model.name, 40)} · {clean_line(model.dtype, 8)} · {clean_line(model.device, 12)}{threads}", ""))
         parts.append((f"  ctx {context_used(state)}/{model.context}", ""))
-    parts.append((f"  engine {state.engine}", "$text-error" if state.engine == "gone" else "bold"))
+    parts.append((f"  engine {state.engine}{_progress(state)}", "$text-error" if state.engine == "gone" else "bold"))
     kept, used = [], 0
     for text, style in parts:
         if used + len(text) <= width:
             kept.append((text, style))
             used += len(text)
     return Content.assemble(*kept)
+
+
+def _progress(state: BenchState) -> str:
+    loading = state.loading
+    if state.engine != "loading" or loading is None:
+        return ""
+    return f": {clean_line(loading.phase, 20)}" + (f" {loading.done / loading.total:.0%}" if loading.total > 0 else "")
 
 
 def context_used(state: BenchState) -> int:

@@ -46,6 +46,7 @@ class BenchState:
     started: p.EngineStarted | None = None
     loading: p.ModelLoading | None = None
     snapshot: p.EngineSnapshot = field(default_factory=p.EngineSnapshot)
+    snapshot_at: datetime | None = None
     adapters: dict[str, p.AdapterInfo] = field(default_factory=dict)
     board: MixBoard = field(default_factory=MixBoard)
     held: BoardState = field(default_factory=BoardState)
@@ -83,6 +84,11 @@ class BenchState:
 
     def view(self, name: str) -> p.AdapterView | None:
         return next((view for view in self.snapshot.adapters if view.info.name == name), None)
+
+    def idle_seconds(self, slot: p.SlotView) -> float:
+        """Since the slot's last use, the time since the snapshot included."""
+        since = (self.clock() - self.snapshot_at).total_seconds() if self.snapshot_at else 0.0
+        return slot.idle_s + max(since, 0.0)
 
     def step_times(self) -> tuple[float, float, float]:
         """Last, median and 95th percentile of the kept steps, in ms; zeros without steps."""
@@ -134,7 +140,7 @@ class BenchState:
             self.notice(f"the model was not loaded: {event.message}\nCtrl+O opens another one.", "error")
 
     def _on_EngineSnapshot(self, event: p.EngineSnapshot) -> None:
-        self.snapshot = event
+        self.snapshot, self.snapshot_at = event, self.clock()
         self.adapters.update({view.info.name: view.info for view in event.adapters})
 
     def _on_CommandFailed(self, event: p.CommandFailed) -> None:
@@ -146,6 +152,7 @@ class BenchState:
         self.sent.clear()
         if event.fatal:
             self.engine, self.loading = "gone", None
+            self.snapshot = p.EngineSnapshot()
             self.notice(event.message, "engine")
         else:
             self.notice(f"{event.message}\nThe engine goes on; Ctrl+R asks again.", "error")

@@ -43,20 +43,24 @@ class SlotsPanel(Panel):
         slots, host = state.snapshot.slots, state.snapshot.host
         used = sum(bool(slot.adapter) for slot in slots)
         lines: list[Line] = [title("SLOTS", f"{used}/{len(slots)}")]
-        lines += [self._slot(slot) for slot in slots] or ["no model yet"]
+        lines += [self._slot(slot, state.idle_seconds(slot)) for slot in slots] or ["no model yet"]
         if host.limit_bytes:
             lines.append(f"host {len(host.adapters)} · {size_text(host.used_bytes)} of {size_text(host.limit_bytes)}")
         if last := state.last_eviction:
             lines.append(Content.assemble((clean_line(f"{last.at:%H:%M:%S} {last.text}", 160), "$foreground 60%")))
         self.put(lines)
 
-    def _slot(self, slot: SlotView) -> Content:
+    def _slot(self, slot: SlotView, idle: float) -> Content:
         if not slot.adapter:
             return Content.assemble((f"G{slot.slot} · free ·", "$foreground 60%"))
-        state = "in use" if slot.users else f"{slot.idle_s:.0f}s idle"
+        state = "in use" if slot.users else f"{_age(idle)} idle"
         facts = f"r{slot.rank:<3} {size_text(slot.bytes):>8} {state}{' pinned' if slot.pinned else ''}"
         room = max(self.columns - len(facts) - 4, 6)
         return Content(f"G{slot.slot} {clean_line(slot.adapter, room):<{room}} {facts}")
+
+
+def _age(seconds: float) -> str:
+    return f"{seconds:.0f}s" if seconds < 100 else f"{seconds / 60:.0f}min" if seconds < 6000 else f"{seconds / 3600:.0f}h"
 
 
 class KvPanel(Panel):

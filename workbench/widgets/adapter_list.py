@@ -46,7 +46,7 @@ def _row(state: BenchState, name: str) -> Row:
     elif view:
         place = f"G{view.slot}" if view.tier == "slot" else view.tier
     else:
-        place = "host" if name in state.adapters else "…"
+        place = "–" if state.engine == "gone" else "host" if name in state.adapters else "…"
     info = state.adapters.get(name)
     flags = "⚑" if info and info.invocation else ""
     flags += "▪" if view and view.pinned else ""
