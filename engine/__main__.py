@@ -1,0 +1,72 @@
+"""The engine as a child process: command frames on stdin, event frames on what was stdout.
+
+`python -m lora_bench.engine`. Ends when stdin closes, so it never outlives the front end.
+"""
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, BinaryIO
+
+from .protocol import EngineFailed, EngineStarted, Event, Shutdown, read_commands, write_frame
+
+if TYPE_CHECKING:
+    from .service import Inbox
+
+NICENESS = 5
+"""the screen's process goes first when cores are short"""
+EXIT_SECONDS = 1.0
+"""that the loop has to end by itself when the front end is gone"""
+
+
+def main() -> None:
+    frames = _private_stdout()
+    lock = threading.Lock()
+
+    def emit(event: Event) -> None:
+        try:
+            with lock:
+                write_frame(frames, event)
+        except OSError:  # nobody listens any more
+            os._exit(0)
+
+    torch_version = importlib.metadata.version("torch")
+    emit(EngineStarted(os.getpid(), torch_version, ()))
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
+    try:
+        from .machine import device_names, use_cores
+        from .service import Inbox, serve
+        use_cores()
+    except Exception as error:  # a broken torch installation: say so, the screen lives on
+        emit(EngineFailed(f"the engine cannot start: {type(error).__name__}: {error}; see lora-bench doctor"))
+        return
+    inbox = Inbox()
+    threading.Thread(target=_read, args=(inbox,), daemon=True).start()
+    emit(EngineStarted(os.getpid(), torch_version, device_names()))
+    serve(inbox, emit)
+
+
+def _private_stdout() -> BinaryIO:
+    """Our own copy of fd 1; fd 1 itself becomes stderr, so that no library's print falls among the frames."""
+    frames = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return frames
+
+
+def _read(inbox: Inbox) -> None:
+    try:
+        for command in read_commands(sys.stdin.buffer):
+            inbox.put(command)
+    except ValueError as error:
+        print(f"engine: a frame that is no command: {error}", file=sys.stderr)
+    inbox.put(Shutdown())
+    time.sleep(EXIT_SECONDS)
+    os._exit(0)  # the loop is deep in a step or a load, and nobody waits for it
+
+
+if __name__ == "__main__":
+    main()

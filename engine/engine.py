@@ -1,0 +1,270 @@
+"""The engine: one base, its adapters, its requests. Methods raise sentences; what happens is told by events."""
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import psutil
+import torch
+from torch import Tensor
+
+from .blocks import BLOCK_TOKENS, blocks_for
+from .chat import prompt_ids
+from .loaded import LoadedModel, OutOfMemory, load_model
+from .mix import TokenMix, check_mix, resolve_mix
+from .protocol import (
+    AdapterInfo,
+    AdapterUnloaded,
+    Emit,
+    EngineSnapshot,
+    Generate,
+    KvOwner,
+    KvView,
+    LoadModel,
+    Mix,
+    MixSet,
+    ModelInfo,
+    ModelLoaded,
+    RequestFailed,
+    RequestFinished,
+    RequestQueued,
+    RequestStarted,
+    Sampling,
+    TextDelta,
+)
+from .request import Reason, Request, check_sampling
+from .scheduler import Work
+from .slot_pool import SlotsBusy
+from .stop_text import StopText
+from .tokenizer import TextStream
+
+
+class Engine:
+    """Everything of one engine; several may live in one process. Not thread-safe: one thread owns it."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._model: LoadedModel | None = None
+        self._requests: dict[int, Request] = {}
+        self._mix: Mix = ()
+        self._process = psutil.Process()
+
+    @property
+    def model(self) -> LoadedModel:
+        if self._model is None:
+            raise ValueError("no base is loaded; load a model first")
+        return self._model
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would compute something."""
+        return self._model is not None and bool(self._model.scheduler.running)
+
+    # -- base ------------------------------------------------------------------------------------
+    def load_model(self, command: LoadModel, cancelled: Callable[[], bool] = lambda: False) -> ModelInfo:
+        """Load a base; the one before, its adapters and its requests go when the new one is ready. See `loaded.load_model`."""
+        started = time.perf_counter()
+        loaded = load_model(command, self._emit, cancelled, lambda: self._drop_model("to make room for the next base"))
+        self._drop_model("another base was loaded")
+        self._model = loaded
+        self._emit(ModelLoaded(loaded.info, (time.perf_counter() - started) * 1e3))
+        return loaded.info
+
+    def _drop_model(self, because: str) -> None:
+        if self._model is None:
+            return
+        self.drop_requests(f"the base was unloaded: {because}")
+        for view in self._model.store.adapter_views():
+            self._emit(AdapterUnloaded(view.info.name, view.info.bytes))
+        self._model, self._mix = None, ()
+
+    # -- adapters --------------------------------------------------------------------------------
+    def load_adapter(self, path: str, name: str | None = None) -> AdapterInfo:
+        return self.model.store.load(path, name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; its memory is freed when the last request that uses it ends."""
+        self.model.store.unload(name)
+        self._mix = tuple(use for use in self._mix if use.name != name)
+
+    def pin_adapter(self, name: str, pinned: bool) -> None:
+        self.model.store.pin(name, pinned)
+
+    def set_invocation(self, name: str, text: str) -> None:
+        self.model.store.set_invocation(name, text)
+
+    # -- requests --------------------------------------------------------------------------------
+    def submit(self, command: Generate) -> None:
+        """Queue a request. Raises ValueError when it can never run; it is not queued then."""
+        model = self.model
+        if command.request_id in self._requests:
+            raise ValueError(f"request {command.request_id} is running already; give every request its own number")
+        check_sampling(command.sampling)
+        ids, _ = prompt_ids(model.tokenizer, model.base.chat_template, command.prompt)
+        request = self._request(command.request_id, list(ids), command.mix, command.sampling)
+        model.scheduler.add(request)
+        self._requests[request.id] = request
+
+    def abort(self, request_id: int) -> None:
+        """End a request now; nothing happens when it has ended already."""
+        if request_id in self._requests:
+            self._finish(self._requests[request_id], "aborted")
+
+    def set_mix(self, mix: Mix, request_ids: Sequence[int] = ()) -> None:
+        """The standing mix, and that of running requests from their next token on. Raises ValueError and changes nothing when refused."""
+        store = self.model.store
+        check_mix(mix, store.infos)
+        requests = [self._requests[i] for i in request_ids if i in self._requests]
+        changed = [request for request in requests if request.mix.mix != mix]
+        if mix == self._mix and not changed:
+            return
+        self._give_slots(mix)
+        done: list[tuple[Request, TokenMix]] = []
+        try:
+            for request in changed:
+                before = request.mix
+                self._swap_mix(request, self._token_mix(mix, request.ids[: request.prompt_tokens]))
+                done.append((request, before))
+        except (ValueError, OSError):
+            for request, before in reversed(done):
+                self._swap_mix(request, before)
+            raise
+        self._mix = mix
+        self._emit(MixSet(mix, {request.id: request.new_tokens for request in requests}))
+
+    def drop_requests(self, message: str, out_of_memory: bool = False) -> None:
+        """Fail every request, running or waiting."""
+        for request in list(self._requests.values()):
+            self._fail(request, message, out_of_memory)
+
+    # -- the step --------------------------------------------------------------------------------
+    def step(self) -> bool:
+        """Admit, compute one step, tell. False when there was nothing to compute."""
+        if self._model is None:
+            return False
+        self._admit(self._model)
+        works = self._model.scheduler.plan()
+        if not works:
+            return False
+        drawn, finished = self._model.runner.run(works)
+        for request, token in drawn:
+            self._accept(request, token)
+        self._emit(finished)
+        return True
+
+    def logits(self, ids: Sequence[int], mix: Mix = ()) -> Tensor:
+        """[vocab] fp32 at the last of `ids`, computed alone and in steps of the usual size."""
+        model = self.model
+        request = self._request(-1, list(ids), mix, Sampling(max_tokens=1))
+        request.table = model.scheduler.pool.reserve(blocks_for(len(ids)))
+        if request.table is None:
+            raise ValueError(f"{len(ids)} tokens need more KV blocks than the {model.scheduler.pool.free} free ones")
+        try:
+            model.store.acquire(request.mix.names, request.id, "a look at the logits")
+            while request.pending:
+                logits = model.runner.logits([Work(request, min(request.pending, model.config.step_tokens))])
+            return logits[0]
+        finally:
+            model.store.release(request.id)
+            model.scheduler.pool.release(request.table)
+
+    def _request(self, request_id: int, ids: list[int], mix: Mix, sampling: Sampling) -> Request:
+        model = self.model
+        context = model.config.context
+        if not ids:
+            raise ValueError("the prompt is empty; a reply needs at least one token to follow")
+        if len(ids) >= context:
+            raise ValueError(f"the prompt is {len(ids)} tokens long, too long for the context of {context} tokens with room for a reply; "
+                             "shorten it or load the model with a larger context")
+        outside = next((i for i in ids if not 0 <= i < model.base.facts.vocab), None)
+        if outside is not None:
+            raise ValueError(f"token id {outside} is not in the vocabulary of {model.base.facts.vocab} tokens")
+        return Request(
+            request_id, ids, len(ids), self._token_mix(mix, ids), sampling, min(len(ids) + sampling.max_tokens, context), context,
+            frozenset(model.base.end_tokens), TextStream(model.tokenizer), StopText(sampling.stop))
+
+    def _token_mix(self, mix: Mix, prompt: Sequence[int]) -> TokenMix:
+        return resolve_mix(mix, prompt, self.model.store.infos, self.model.store.text)
+
+    def _admit(self, model: LoadedModel) -> None:
+        def acquire(request: Request) -> str:
+            try:
+                model.store.acquire(request.mix.names, request.id, f"request {request.id}")
+            except SlotsBusy as busy:
+                return str(busy)
+            return ""
+
+        while model.scheduler.waiting:
+            oldest = model.scheduler.waiting[0]
+            try:
+                request, because = model.scheduler.next_admitted(acquire)
+            except (ValueError, OSError) as error:
+                self._fail(oldest, str(error))
+                continue
+            if request is None:
+                if because != oldest.waits_for:
+                    oldest.waits_for = because
+                    self._emit(RequestQueued(oldest.id, because))
+                return
+            self._emit(RequestStarted(request.id, request.prompt_tokens, request.mix.activations))
+
+    def _give_slots(self, mix: Mix) -> None:
+        """Slots for the standing mix at once; when requests hold them all, it gets them with its first request."""
+        with contextlib.suppress(SlotsBusy):
+            self.model.store.acquire([use.name for use in mix if use.scale != 0], None, "the mix that was set")
+
+    def _swap_mix(self, request: Request, mix: TokenMix) -> None:
+        """Raises ValueError when a running request cannot have the slots of `mix`; it keeps what it had then."""
+        if request.table is not None:
+            self.model.store.acquire(mix.names, request.id, f"request {request.id}, whose mix was changed")
+        request.mix = mix
+
+    def _accept(self, request: Request, token: int) -> None:
+        if token < 0:
+            self._fail(request, f"the model computed numbers that are not finite at token {len(request.ids)} (mix: "
+                                f"{', '.join(f'{use.name} x {use.scale:g}' for use in request.mix.mix) or 'none'}); lower the scales")
+            return
+        text, reason = request.accept(token)
+        if text or reason is None:
+            self._emit(TextDelta(request.id, text, request.new_tokens))
+        if reason is not None:
+            self._finish(request, reason)
+
+    def _finish(self, request: Request, reason: Reason) -> None:
+        self._forget(request)
+        self._emit(RequestFinished(request.id, reason, request.stats(), tuple(request.ids[request.prompt_tokens :])))
+
+    def _fail(self, request: Request, message: str, out_of_memory: bool = False) -> None:
+        self._forget(request)
+        self._emit(RequestFailed(request.id, message, out_of_memory))
+
+    def _forget(self, request: Request) -> None:
+        if request.table is not None:
+            self.model.store.release(request.id)
+        self.model.scheduler.remove(request)
+        del self._requests[request.id]
+
+    # -- what is ---------------------------------------------------------------------------------
+    def snapshot(self) -> EngineSnapshot:
+        memory = self._process.memory_info().rss
+        model = self._model
+        if model is None:
+            return EngineSnapshot(memory_bytes=memory)
+        running, store = model.scheduler.running, model.store
+        kv = KvView(BLOCK_TOKENS, model.config.blocks, model.runner.kv_bytes, tuple(_owners(running)))
+        return EngineSnapshot(
+            model=model.info, adapters=store.adapter_views(), slots=store.slot_views(), host=store.host_view(), kv=kv, mix=self._mix,
+            running=tuple(request.id for request in running), waiting=tuple(request.id for request in model.scheduler.waiting),
+            memory_bytes=memory)
+
+
+def _owners(running: Iterable[Request]) -> Iterable[KvOwner]:
+    for request in running:
+        if request.table is not None:
+            yield KvOwner(request.id, len(request.table.blocks), request.stored, request.mix.mix)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out, of the device or of the machine."""
+    return isinstance(error, (MemoryError, OutOfMemory, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)

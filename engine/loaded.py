@@ -1,0 +1,103 @@
+"""A base made ready to answer: file, tokenizer, weights on the device, adapter tiers, KV memory."""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from .adapter_store import AdapterStore
+from .base_file import open_base
+from .base_parts import BaseFile
+from .blocks import BlockPool
+from .config import DTYPE_NAMES, EngineConfig, make_config
+from .default_model import ensure_default_model
+from .models.decoder import Decoder
+from .models.facts import module_shapes
+from .protocol import Emit, LoadModel, ModelInfo, ModelLoading
+from .runner import Runner
+from .scheduler import Scheduler
+from .tokenizer import Tokenizer
+from .weights.load import load_weights
+
+PROGRESS_SECONDS = 0.1
+"""between two reports of one phase"""
+
+
+class OutOfMemory(ValueError):
+    """The machine's memory is too small for what was asked; the text has the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    base: BaseFile
+    config: EngineConfig
+    tokenizer: Tokenizer
+    runner: Runner
+    store: AdapterStore
+    scheduler: Scheduler
+    info: ModelInfo
+
+
+class Progress:
+    """ModelLoading events, at most ten a second in one phase; the first and the last of a phase are always sent."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._phase, self._sent = "", 0.0
+
+    def report(self, phase: str, item: str = "", done: int = 0, total: int = 0) -> None:
+        now = time.monotonic()
+        if phase == self._phase and now - self._sent < PROGRESS_SECONDS and not (total and done >= total):
+            return
+        self._phase, self._sent = phase, now
+        self._emit(ModelLoading(phase, item, done, total))
+
+
+def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], make_room: Callable[[], None]) -> LoadedModel:
+    """Everything a base needs to answer; ModelLoading events on the way.
+
+    `make_room` is called, once, if the weights do not fit beside the base loaded now. Raises LoadCancelled,
+    DownloadCancelled, OutOfMemory, ValueError and OSError with a sentence; what was loaded before is not touched then.
+    """
+    progress = Progress(emit)
+    path = command.path or ensure_default_model(lambda item, done, total: progress.report("download", item, done, total), cancelled)
+    progress.report("header", str(path))
+    base = open_base(path)
+    progress.report("tokenizer", base.name)
+    tokenizer = Tokenizer(base)
+    config = make_config(command, base.facts)
+    _need_memory(base, config, make_room)
+    weights = load_weights(
+        base, config.device, config.dtype, lambda item, done, total: progress.report("weights", item, done, total), cancelled)
+    decoder = Decoder(base.facts, weights, config.context)
+    progress.report("warm-up", base.name)
+    store = AdapterStore(base.facts, config.device, config.dtype, config.slots, config.host_cache_bytes, emit, tokenizer)
+    runner = Runner(decoder, store, config.blocks)
+    runner.warm_up()
+    scheduler = Scheduler(BlockPool(config.blocks), config.step_tokens, config.max_running)
+    return LoadedModel(base, config, tokenizer, runner, store, scheduler, _info(base, config, decoder))
+
+
+def _need_memory(base: BaseFile, config: EngineConfig, make_room: Callable[[], None]) -> None:
+    if config.device.type != "cpu":
+        return
+    need = base.parameters * config.dtype.itemsize
+    if need > psutil.virtual_memory().available:
+        make_room()
+    free = psutil.virtual_memory().available
+    if need > free:
+        raise OutOfMemory(f"{base.path}: its weights take {need:,} bytes as {DTYPE_NAMES[config.dtype]}, {free:,} bytes of memory are free; "
+                          "close other programs, choose dtype bf16, or take a smaller model")
+
+
+def _info(base: BaseFile, config: EngineConfig, decoder: Decoder) -> ModelInfo:
+    facts = base.facts
+    return ModelInfo(
+        name=base.name, path=str(base.path), format=base.format, architecture=facts.architecture, layers=facts.layers, hidden=facts.hidden,
+        heads=facts.heads, kv_heads=facts.kv_heads, vocab=facts.vocab, context=config.context, trained_context=facts.context,
+        parameters=base.parameters, file_bytes=base.file_bytes, weight_bytes=decoder.nbytes, weight_types=base.weight_types,
+        device=str(config.device), dtype=DTYPE_NAMES[config.dtype], tied=facts.tied, threads=torch.get_num_threads(),
+        linear_modules=len(module_shapes(facts)), chat_template=bool(base.chat_template), end_tokens=base.end_tokens, notes=base.notes)

@@ -1,0 +1,104 @@
+"""One request from its prompt to its last token."""
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from ..kernels.sampling import Draw
+from .blocks import BlockTable
+from .mix import TokenMix
+from .protocol import RequestStats, Sampling
+from .stop_text import StopText
+from .tokenizer import TextStream
+
+Reason = Literal["stop", "length", "context", "aborted"]
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises ValueError naming the first setting that has no meaning."""
+    rules = {
+        "temperature": (sampling.temperature, math.isfinite(sampling.temperature) and sampling.temperature >= 0, "0 (greedy) or more"),
+        "top_k": (sampling.top_k, sampling.top_k >= 0, "0 (off) or more"),
+        "top_p": (sampling.top_p, 0 < sampling.top_p <= 1, "over 0, up to 1 (off)"),
+        "min_p": (sampling.min_p, 0 <= sampling.min_p <= 1, "from 0 (off) to 1"),
+        "repetition_penalty": (
+            sampling.repetition_penalty, math.isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0, "over 0; 1 is off"),
+        "max_tokens": (sampling.max_tokens, sampling.max_tokens >= 1, "1 or more"),
+    }
+    for name, (value, good, expected) in rules.items():
+        if not good:
+            raise ValueError(f"{name} is {value}; it must be {expected}")
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """`ids` grows by the tokens drawn; the first `stored` of them have keys and values in the blocks of `table`."""
+
+    id: int
+    ids: list[int]
+    prompt_tokens: int
+    mix: TokenMix
+    sampling: Sampling
+    limit: int
+    """tokens that `ids` may grow to"""
+    context: int
+    end_tokens: frozenset[int]
+    text: TextStream
+    stops: StopText
+    stored: int = 0
+    table: BlockTable | None = None
+    waits_for: str = ""
+    arrived: float = field(default_factory=time.perf_counter)
+    started: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+    @property
+    def new_tokens(self) -> int:
+        return len(self.ids) - self.prompt_tokens
+
+    @property
+    def pending(self) -> int:
+        """Tokens known but not yet computed; 1 while decoding."""
+        return len(self.ids) - self.stored
+
+    @property
+    def decoding(self) -> bool:
+        return self.new_tokens > 0
+
+    def draw(self, device: torch.device) -> Draw:
+        """How the next token is drawn; its noise belongs to (seed, its position)."""
+        s = self.sampling
+        seen = torch.tensor(sorted(set(self.ids)), device=device) if s.repetition_penalty != 1.0 else None
+        return Draw(s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty, s.seed, len(self.ids), seen)
+
+    def accept(self, token: int) -> tuple[str, Reason | None]:
+        """Append a drawn token. Returns (text that may be shown now, why the reply ends here or None)."""
+        self.last_token = time.perf_counter()
+        self.first_token = self.first_token or self.last_token
+        self.ids.append(token)
+        if token in self.end_tokens:
+            return self._flush(), "stop"
+        shown, stopped = self.stops.push(self.text.push(token))
+        if stopped:
+            return shown, "stop"
+        if len(self.ids) < self.limit:
+            return shown, None
+        return shown + self._flush(), "length" if self.new_tokens == self.sampling.max_tokens else "context"
+
+    def stats(self) -> RequestStats:
+        decode = max(self.last_token - self.first_token, 0.0)
+        rate = (self.new_tokens - 1) / decode if decode > 0 and self.new_tokens > 1 else 0.0
+        first = self.first_token or time.perf_counter()
+        return RequestStats(
+            prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens, ttft_ms=(first - self.arrived) * 1e3,
+            prefill_ms=(first - (self.started or first)) * 1e3, decode_ms=decode * 1e3, decode_tokens_per_second=rate, seed=self.sampling.seed)
+
+    def _flush(self) -> str:
+        """The rest of the text at the end of a reply; a stop string may still complete in it."""
+        shown, stopped = self.stops.push(self.text.finish())
+        return shown if stopped else shown + self.stops.finish()

@@ -1,0 +1,89 @@
+"""From planned work to logits: the tensors of the step, the adapters' weights, the forward."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..kernels.sampling import sample
+from ..kernels.timing import LapTimer
+from .adapter_store import AdapterStore
+from .batch import Chunk, step_inputs
+from .blocks import BLOCK_TOKENS, BlockTable
+from .mix import fill_weights
+from .models.decoder import ActiveLora, Decoder
+from .protocol import STEP_OPS, StepFinished
+from .request import Request
+from .scheduler import Work
+
+
+class Runner:
+    """Runs steps on one decoder. Owns the KV memory; which block belongs to whom is the scheduler's."""
+
+    def __init__(self, decoder: Decoder, store: AdapterStore, blocks: int) -> None:
+        self.decoder = decoder
+        self._store = store
+        self._caches = decoder.kv_cache(blocks, BLOCK_TOKENS)
+        self._timer = LapTimer(STEP_OPS, decoder.device)
+        self._steps = 0
+
+    @property
+    def kv_bytes(self) -> int:
+        return sum(cache.nbytes for cache in self._caches)
+
+    def run(self, works: Sequence[Work]) -> tuple[list[tuple[Request, int]], StepFinished]:
+        """One step. Returns every request that got a token with it (-1: its logits are not finite), and the step's times."""
+        self._timer.start()
+        logits, lora = self._forward(works)
+        sampled = [work.request for work in works if work.sampled]
+        tokens = sample(logits, [request.draw(self.decoder.device) for request in sampled]) if sampled else []
+        self._timer.lap("sampling")
+        for work in works:
+            work.request.stored += work.tokens
+        ms, by_op = self._timer.finish()
+        self._steps += 1
+        decoding = sum(work.request.decoding for work in works)
+        return list(zip(sampled, tokens, strict=True)), StepFinished(
+            step=self._steps, prefill_tokens=sum(work.tokens for work in works if not work.request.decoding), decode_tokens=decoding,
+            requests=len(works), adapters=len(lora.routing.columns) if lora else 0, max_rank=lora.routing.max_rank if lora else 0,
+            ms=ms, ms_by_op=by_op)
+
+    def warm_up(self) -> None:
+        """One token through the decoder, so that the first request does not pay for what torch prepares once."""
+        chunk = Chunk((0,), 0, BlockTable((0,)), True)
+        self._timer.start()
+        self.decoder.forward(step_inputs([chunk], self.decoder.device), self._caches, None, self._timer.lap)
+
+    def logits(self, works: Sequence[Work]) -> Tensor:
+        """The logits [sampled works, vocab] fp32 of one step, nothing drawn."""
+        self._timer.start()
+        logits, _ = self._forward(works)
+        for work in works:
+            work.request.stored += work.tokens
+        return logits.float()
+
+    def _forward(self, works: Sequence[Work]) -> tuple[Tensor, ActiveLora | None]:
+        inputs = step_inputs([_chunk(work) for work in works], self.decoder.device)
+        lora = self._lora(works)
+        return self.decoder.forward(inputs, self._caches, lora, self._timer.lap), lora
+
+    def _lora(self, works: Sequence[Work]) -> ActiveLora | None:
+        """None when no adapter acts on any token of the step: the base path then runs bit for bit."""
+        names = {use.name for work in works for use in work.request.mix.active if use.start < work.request.stored + work.tokens}
+        if not names:
+            return None
+        routing = self._store.routing(names)
+        weights = torch.zeros(sum(work.tokens for work in works), len(routing.columns))
+        row = 0
+        for work in works:
+            fill_weights(weights, row, work.request.stored, work.tokens, work.request.mix, routing.columns)
+            row += work.tokens
+        return ActiveLora(routing, routing.step(weights))
+
+
+def _chunk(work: Work) -> Chunk:
+    request = work.request
+    assert request.table is not None  # the scheduler plans running requests only
+    ids = request.ids[request.stored : request.stored + work.tokens]
+    return Chunk(ids, request.stored, request.table, work.sampled)
