@@ -96,6 +96,8 @@ TINY_TEMPLATE = ("{% for m in messages %}{{ '<|im_start|>' + m.role + ':' + m.co
 @pytest.fixture
 def tiny_tensors(tiny_facts: ModelFacts, seed: int) -> dict[str, Tensor]:
     """Random weights of `tiny_facts` by canonical name."""
+    import torch
+
     return {name: torch.randn(shape) for name, shape in tensor_shapes(tiny_facts).items()}
 
 
@@ -105,6 +107,8 @@ def tiny_gguf(tmp_path: Path, tiny_facts: ModelFacts, tiny_tensors: dict[str, Te
 
     None takes a key or tensor away. Everything else is as convert scripts write it, q/k rows interleaved.
     """
+    import gguf
+
     f = tiny_facts
     usual = {
         "llama.block_count": f.layers, "llama.context_length": f.context, "llama.embedding_length": f.hidden,
@@ -157,6 +161,8 @@ def tiny_folder(tmp_path: Path, tiny_facts: ModelFacts, tiny_tensors: dict[str, 
 
     `config` and `settings` (tokenizer_config.json) replace fields, None takes one away; so does `tensors`, by the file's names.
     """
+    from safetensors.torch import save_file
+
     f = tiny_facts
     usual = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": f.hidden,
