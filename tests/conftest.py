@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,9 @@ from lora_bench.engine.models.llama import config_name, gguf_name
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the engine's process does: see engine/__main__.py
 
 
 @pytest.fixture(autouse=True)
