@@ -47,4 +47,4 @@ def test_the_command_prints_it_for_people_and_programs(tmp_path: Path) -> None:
     assert report["terminal"]["colours"] == "256" and report["terminal"]["interactive"] is False
     assert {"settings", "log"} <= report["files"].keys()
     text = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
-    assert f"torch: {torch.__version__}" in text and "sample run: ok" in text
+    assert f"torch: {torch.__version__}" in text and "sample_run: ok" in text

@@ -59,19 +59,15 @@ class ProgressLine:
             self._shown = False
 
 
-def as_lines(value: object, indent: str = "") -> list[str]:
-    """Plain data (as from JSON) as readable lines: `key: value`, nested ones indented."""
-    if not isinstance(value, dict):
-        return [indent + _plain(value)]
+def as_lines(value: dict, indent: str = "") -> list[str]:
+    """Plain data (as from JSON) as readable lines: `key: value`, nested and many-lined values indented below their key."""
     lines = []
     for key, item in value.items():
-        label = f"{indent}{str(key).replace('_', ' ')}:"
+        label = f"{indent}{key}:"
         if isinstance(item, dict) and item:
             lines += [label, *as_lines(item, indent + "  ")]
-        elif isinstance(item, list) and item and isinstance(item[0], dict):
-            lines.append(label)
-            for entry in item:
-                lines += [f"{indent}  -", *as_lines(entry, indent + "    ")]
+        elif isinstance(item, str) and "\n" in item:
+            lines += [label, *(f"{indent}  {line}" for line in item.splitlines())]
         else:
             lines.append(f"{label} {_plain(item)}")
     return lines
@@ -80,7 +76,6 @@ def as_lines(value: object, indent: str = "") -> list[str]:
 def _plain(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(_plain(item) for item in value) or "none"
-    if isinstance(value, dict):
-        return "none"
-    words = {True: "yes", False: "no", None: "unknown"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None or value == {} else str(value)
