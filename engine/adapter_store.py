@@ -162,7 +162,7 @@ class AdapterStore:
 
     def text(self, ids: Sequence[int]) -> str:
         """Token ids as the base writes them, special tokens included."""
-        return "".join(self._tokenizer.token_text(list(ids)))
+        return self._tokenizer.decode(ids, special=True)
 
     def adapter_views(self) -> tuple[AdapterView, ...]:
         return tuple(self._view(name, record.info) for name, record in self._records.items())

@@ -173,6 +173,16 @@ def test_tensors_that_do_not_fit_are_named(
         load(adapter_folder("broken", tensors=_rename(tensors, old, new)))
 
 
+def test_a_copy_of_the_base_weight_is_said_and_not_used(adapter_folder: Folder, load: Callable[[Path], Adapter]) -> None:
+    tensors = load_file(adapter_folder("plain", ("lm_head",)) / SAFETENSORS)
+    copied = tensors | {"base_model.model.lm_head.base_layer.weight": torch.randn(50, 24)}
+    info = load(adapter_folder("copied", ("lm_head",), tensors=copied)).info
+    assert info.matched == 1 and any("copy of the base's 'lm_head'" in note for note in info.notes)
+    larger = tensors | {"base_model.model.lm_head.base_layer.weight": torch.randn(52, 24)}
+    with pytest.raises(AdapterError, match=r"base_layer.weight' has shape \[52, 24\]"):
+        load(adapter_folder("larger", ("lm_head",), tensors=larger))
+
+
 @pytest.mark.parametrize(("change", "words"), [
     (lambda t: t.T.contiguous(), r"lora_B.weight' has shape \[4, 12|shape \[4, 36|has shape"),
     (lambda t: torch.cat([t, t]), "inputs and .* outputs, in the base"),

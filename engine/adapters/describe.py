@@ -37,18 +37,22 @@ def describe(
         base_model=settings.base_model,
         invocation_tokens=settings.invocation,
         norms=norms,
-        notes=file.notes + tuple(_notes(file, modules, unmatched, [pair.path for pair in pairs])),
+        notes=file.notes + tuple(_notes(file, modules, unmatched, pairs)),
     )
 
 
-def _notes(file: AdapterFile, modules: Mapping[str, LoraPair], unmatched: Sequence[str], paths: Sequence[str]) -> list[str]:
+def _notes(file: AdapterFile, modules: Mapping[str, LoraPair], unmatched: Sequence[str], pairs: Sequence[PairNames]) -> list[str]:
     notes = []
+    paths = [pair.path for pair in pairs]
     if unmatched:
         more = f" and {len(unmatched) - 3} more" if len(unmatched) > 3 else ""
         notes.append(f"{len(unmatched)} of {len(paths)} modules are not in the base and do not act: "
                      + ", ".join(show(path) for path in unmatched[:3]) + more)
     if not any(pair.scaling and pair.b.any() and pair.a.any() for pair in modules.values()):
         notes.append("changes nothing: every delta is zero (alpha 0, or weights as they were before training)")
+    copies = [pair.path for pair in pairs if pair.copy]
+    if copies:
+        notes.append(f"holds a copy of the base's {', '.join(map(show, copies[:3]))}: not read, the loaded base's own is used")
     targets = file.settings.targets
     if isinstance(targets, tuple) and targets:
         notes += _target_notes(targets, paths)

@@ -10,6 +10,7 @@ from ..weights.files import show
 from .errors import AdapterError
 
 PREFIX = "base_model.model."
+_COPY = ".base_layer.weight"
 _KEY = re.compile(r"(?P<path>.+)\.lora_(?P<half>[AB])(?:\.(?P<adapter>[^.]+))?\.weight", re.DOTALL)
 _OTHER_TOWER = re.compile(r"(?:^|\.)(?:vision|visual|audio|encoder|image)[^.]*\.")
 """prefixes of the parts of a multimodal model that are not its language model"""
@@ -24,11 +25,15 @@ _STRAY = (
 
 @dataclass(frozen=True, slots=True)
 class PairNames:
-    """The tensors of one module: `path` as PEFT named it (after `base_model.model.`), tensor names of A and B."""
+    """The tensors of one module: `path` as PEFT named it (after `base_model.model.`), tensor names of A and B.
+
+    `copy` names a copy of the module's base weight that PEFT saved beside them (it does so for lm_head), "" mostly.
+    """
 
     path: str
     a: str
     b: str
+    copy: str = ""
 
 
 def pair_names(names: Iterable[str], file: Path) -> list[PairNames]:
@@ -37,8 +42,12 @@ def pair_names(names: Iterable[str], file: Path) -> list[PairNames]:
     Raises AdapterError for a half without its other, a module named twice, and any tensor that is neither A nor B.
     """
     halves: dict[str, dict[str, str]] = {}
+    copies: dict[str, str] = {}
     for name in sorted(names):
         match = _KEY.fullmatch(name)
+        if match is None and name.endswith(_COPY):
+            copies[name.removesuffix(_COPY).removeprefix(PREFIX)] = name
+            continue
         if match is None:
             raise AdapterError(f"{file}: tensor {show(name, 160)} is {_what(name)}, not honoured yet; without it the adapter would act "
                                "otherwise than trained, so it is not loaded")
@@ -55,7 +64,9 @@ def pair_names(names: Iterable[str], file: Path) -> list[PairNames]:
             other = "B" if half == "A" else "A"
             raise AdapterError(f"{file}: module {show(path, 160)} has {show(name, 160)} but lora_{other} of the pair is missing; "
                                "the file is incomplete, save or download it again")
-    return [PairNames(path, found["A"], found["B"]) for path, found in halves.items()]
+    if alone := copies.keys() - halves.keys():
+        raise AdapterError(f"{file}: tensor {show(copies[min(alone)], 160)} is a full copy of a module without LoRA, not honoured yet")
+    return [PairNames(path, found["A"], found["B"], copies.get(path, "")) for path, found in halves.items()]
 
 
 def _what(name: str) -> str:

@@ -98,7 +98,7 @@ def load_adapter(file: AdapterFile, facts: ModelFacts, name: str) -> Adapter:
     scalings = _scalings(file, matched, source.shapes)
     loaded = {}
     for module, pair in sorted(matched.items()):
-        _check_shape(file, source.shapes[pair.a], source.shapes[pair.b], modules[module], pair)
+        _check_shape(file, source.shapes, modules[module], pair)
         loaded[module] = source.read(pair, scalings[module])
     return Adapter(describe(file, name, loaded, unmatched, pairs, facts), loaded)
 
@@ -168,7 +168,11 @@ def _scalings(file: AdapterFile, matched: Mapping[str, PairNames], shapes: Mappi
     return scalings
 
 
-def _check_shape(file: AdapterFile, a: tuple[int, ...], b: tuple[int, ...], base: tuple[int, int], pair: PairNames) -> None:
-    if (b[0], a[1]) != base:
-        raise AdapterError(f"{file.weights_path}: {show(pair.path, 160)} is for a linear of {a[1]} inputs and {b[0]} outputs, in the base that module "
-                           f"has {base[1]} and {base[0]} (shape mismatch); load the base that it was trained on")
+def _check_shape(file: AdapterFile, shapes: Mapping[str, tuple[int, ...]], base: tuple[int, int], pair: PairNames) -> None:
+    outputs, inputs = shapes[pair.b][0], shapes[pair.a][1]
+    if (outputs, inputs) != base:
+        raise AdapterError(f"{file.weights_path}: {show(pair.path, 160)} is for a linear of {inputs} inputs and {outputs} outputs, in the base that "
+                           f"module has {base[1]} and {base[0]} (shape mismatch); load the base that it was trained on")
+    if pair.copy and shapes[pair.copy] != base:
+        raise AdapterError(f"{file.weights_path}: {show(pair.copy, 160)} has shape {list(shapes[pair.copy])}, in the base that module has {list(base)}; "
+                           "load the base that it was trained on")
