@@ -1,0 +1,58 @@
+"""inspect: plain data about bases and adapters, without torch."""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lora_bench.engine.inspect import inspect_path
+from lora_bench.engine.weights.files import FormatError
+
+
+def test_a_base_of_either_format(tiny_gguf: Callable, tiny_folder: Callable) -> None:
+    for path, form, source in ((tiny_gguf(), "gguf", "GGUF metadata"), (tiny_folder(), "safetensors", "tokenizer.json")):
+        facts = inspect_path(path)
+        assert json.loads(json.dumps(facts)) == facts
+        assert (facts["kind"], facts["format"], facts["architecture"], facts["layers"]) == ("base", form, "llama", 2)
+        assert facts["linear_modules"] == 15 and facts["weight_types"] == {"F32": 21} and facts["file_bytes"] == _bytes(path)
+        assert source in facts["tokenizer"]["from"] and facts["tokenizer"]["end_tokens"] == [2, 4]
+
+
+def _bytes(path: Path) -> int:
+    return (path / "model.safetensors" if path.is_dir() else path).stat().st_size
+
+
+def test_an_adapter(adapter_folder: Callable) -> None:
+    folder = adapter_folder("pirate", ("q_proj", "v_proj"), r=4, lora_alpha=6, alpha_pattern={"v_proj": 2}, base_model_name_or_path="some/base")
+    facts = inspect_path(folder)
+    assert json.loads(json.dumps(facts)) == facts
+    assert (facts["kind"], facts["name"], facts["modules"], facts["ranks"]) == ("adapter", "pirate", 4, [4])
+    assert facts["effective_scales"] == [0.5, 1.5] and facts["targets"] == {"q_proj": 2, "v_proj": 2} and facts["base_model"] == "some/base"
+    assert facts == inspect_path(folder / "adapter_model.safetensors") | {"path": str(folder)}
+
+
+def test_what_it_is_none_of(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(FormatError, match="not a GGUF file"):
+        inspect_path(tmp_path / "notes.txt")
+
+
+def test_the_program(tiny_gguf: Callable, tmp_path: Path) -> None:
+    def run(path: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-P", "-m", "lora_bench.engine.inspect", path], capture_output=True, text=True)
+
+    good = run(tiny_gguf())
+    assert good.returncode == 0 and json.loads(good.stdout)["name"] == "tiny"
+    bad = run(tmp_path / "none.gguf")
+    assert bad.returncode == 3 and bad.stdout == "" and bad.stderr.count("\n") == 1 and "no such file" in bad.stderr
+
+
+def test_no_torch(tiny_gguf: Callable, adapter_folder: Callable) -> None:
+    code = ("import sys; from lora_bench.engine.inspect import inspect_path; [inspect_path(p) for p in sys.argv[1:]]; "
+            "print(int('torch' in sys.modules), int('numpy' in sys.modules))")
+    done = subprocess.run([sys.executable, "-c", code, tiny_gguf(), adapter_folder("a")], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 0\n"
