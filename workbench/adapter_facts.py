@@ -22,7 +22,7 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
         f"{info.matched}/{info.total} modules {'✓ all' if info.matched == info.total else '⚠ the rest has no place here'}",
         " " + " ".join(f"{clean_line(kind, 24)}×{layers}" for kind, layers in list(info.targets.items())[:12]),
         f"{size_text(info.bytes)} · sha {info.digest[:12]}",
-        f"trained on {clean_line(info.base_model, 80) or 'a base it does not name'}",
+        clean_line(f"for {info.base_model}", width) if info.base_model else "does not say for which base",
     ]
     if info.norms:
         lines.append(f"‖ΔW‖ {sparkline(folded(info.norms, max(width - 6, 8)), 200)}")

@@ -9,20 +9,20 @@ from .text import clean_line, size_text
 
 
 def header_line(state: BenchState, width: int) -> Content:
-    """Model, number format, device, context in use, engine state; what does not fit is dropped from the right."""
+    """Model, number format, device, context in use, engine state; on a narrow screen the least of it is dropped."""
     model = state.model
-    parts: list[tuple[str, str]] = [(" lora-bench", "bold $accent")]
+    where = f"  engine {state.engine}{_progress(state)}"
+    parts = {"title": (" lora-bench", "bold $accent")}
     if model:
         threads = f"({model.threads})" if model.device == "cpu" else ""
-        parts.append((f"  {clean_line(model.name, 40)} · {clean_line(model.dtype, 8)} · {clean_line(model.device, 12)}{threads}", ""))
-        parts.append((f"  ctx {context_used(state)}/{model.context}", ""))
-    parts.append((f"  engine {state.engine}{_progress(state)}", "$text-error" if state.engine == "gone" else "bold"))
-    kept, used = [], 0
-    for text, style in parts:
-        if used + len(text) <= width:
-            kept.append((text, style))
-            used += len(text)
-    return Content.assemble(*kept)
+        parts["name"] = (f"  {clean_line(model.name, 40)}", "")
+        parts["facts"] = (f" · {clean_line(model.dtype, 8)} · {clean_line(model.device, 12)}{threads}", "")
+        parts["context"] = (f"  ctx {context_used(state)}/{model.context}", "")
+    parts["engine"] = (where, "$text-error" if state.engine == "gone" else "bold")
+    for least in ("title", "facts", "context"):
+        if sum(len(text) for text, _ in parts.values()) > width:
+            parts.pop(least, None)
+    return Content.assemble(*parts.values())
 
 
 def _progress(state: BenchState) -> str:

@@ -58,8 +58,11 @@ class AdaptersPanel(Vertical):
         self._show_details()
 
     @on(AdapterList.Moved)
-    def _show_details(self) -> None:
+    def _moved(self) -> None:
         self._sure = ""
+        self._show_details()
+
+    def _show_details(self) -> None:
         self.query_one(Details).show(self._control, self.name_here)
 
     @property
@@ -171,6 +174,7 @@ class AdaptersPanel(Vertical):
             self._board(lambda board: change(board, name))
 
     def _board(self, change) -> None:
+        self._control.state.hint = ""
         change(self._control.state.board)
         self.post_message(self.Changed())
 

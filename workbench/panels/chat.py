@@ -1,6 +1,8 @@
 """The chat pane: turns with their replies, notices, and how each reply was made."""
 from __future__ import annotations
 
+import asyncio
+
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
@@ -68,12 +70,15 @@ class NoticeView(ItemView):
         super().__init__(notice)
         self.add_class(notice.kind)
         self._notice = notice
+        self._resolved = notice.resolved
 
     def compose(self) -> ComposeResult:
         yield Static(self._text(), markup=False)
 
     async def show(self) -> None:
-        self.query_one(Static).update(self._text())
+        if self._resolved != self._notice.resolved:
+            self._resolved = self._notice.resolved
+            self.query_one(Static).update(self._text())
 
     def _text(self) -> Content:
         text = self._MARKS[self._notice.kind] + clean(self._notice.text[:20_000])
@@ -91,6 +96,7 @@ class TurnView(ItemView):
         self._turn = turn
         self._seen: tuple = ()
         self._final = False
+        self._writing = asyncio.Lock()
 
     def compose(self) -> ComposeResult:
         if self._turn.asked:
@@ -101,6 +107,10 @@ class TurnView(ItemView):
         yield Static("", classes="meter", markup=False)
 
     async def show(self) -> None:
+        async with self._writing:  # keys and ticks may ask at once
+            await self._show()
+
+    async def _show(self) -> None:
         version = self._turn.version
         seen = (self._turn.shown, len(self._turn.versions), version.phase, len(version.text), version.tokens, len(version.splices),
                 version.note, version.activations)
@@ -131,7 +141,7 @@ class TurnView(ItemView):
 
     def _step(self, by: int) -> None:
         if self._turn.step(by):
-            self.run_worker(self.show(), exclusive=True)
+            self.run_worker(self.show())
 
 
 class Transcript(VerticalScroll, can_focus=False):
@@ -140,6 +150,7 @@ class Transcript(VerticalScroll, can_focus=False):
     def __init__(self) -> None:
         super().__init__(id="transcript")
         self._views: list[ItemView] = []
+        self._writing = asyncio.Lock()
         self._welcome = Static("", id="welcome", markup=False)
 
     def compose(self) -> ComposeResult:
@@ -155,6 +166,14 @@ class Transcript(VerticalScroll, can_focus=False):
 
     async def show(self, items: list[Item], welcome: Content) -> None:
         """Bring the views to the items; `welcome` stands where there are none."""
+        self._welcome.display = not items
+        self._welcome.update(welcome)
+        async with self._writing:  # keys and ticks may ask at once
+            await self._match(items)
+            for view in self._views:
+                await view.show()
+
+    async def _match(self, items: list[Item]) -> None:
         kept = 0
         while kept < min(len(items), len(self._views)) and self._views[kept].item is items[kept]:
             kept += 1
@@ -165,7 +184,3 @@ class Transcript(VerticalScroll, can_focus=False):
         if new:
             self._views += new
             await self.query_one("#transcript-items").mount_all(new)
-        self._welcome.display = not items
-        self._welcome.update(welcome)
-        for view in self._views:
-            await view.show()

@@ -11,6 +11,8 @@ from ..state import BenchState
 from ..text import clean_line, size_text
 
 Line = Content | str
+LORA_OPS = ("shrink", "expand")
+"""what adapters add to a step"""
 
 
 class Panel(Static):
@@ -89,15 +91,17 @@ class StepsPanel(Panel):
         step = state.steps[-1]
         width = self.columns
         lines: list[Line] = [title("STEP", f"{last:.1f} ms  p50 {p50:.1f}  p95 {p95:.1f}")]
-        lines.append(sparkline(folded([s.ms for s in state.steps], width), width))
+        history = sparkline(folded([s.ms for s in state.steps], width), width)
+        lines.append(Content.assemble((history, "$primary-lighten-2")))
         lines += [self._op(op, step.ms_by_op.get(op, 0.0), step.ms, width - 27) for op in STEP_OPS]
-        many = f"{step.requests} seqs · {step.adapters} adapters · r≤{step.max_rank}"
+        many = f"{step.requests} seqs · {step.adapters} adapters" + (f" · r≤{step.max_rank}" if step.adapters else "")
         lines.append(f"{many} · {step.prefill_tokens}+{step.decode_tokens} tok")
         self.put(lines)
 
-    def _op(self, op: str, ms: float, total: float, width: int) -> str:
+    def _op(self, op: str, ms: float, total: float, width: int) -> Content:
         share = ms / total if total else 0.0
-        return f"{op:<11} {ms:7.2f} ms {share:4.0%} {hbar(share, max(width, 4))}"
+        style = "$accent" if op in LORA_OPS else "$primary-lighten-2"
+        return Content.assemble(f"{op:<11} {ms:7.2f} ms {share:4.0%} ", (hbar(share, max(width, 4)), style))
 
 
 class EventsPanel(Panel):
@@ -120,8 +124,8 @@ def status_line(state: BenchState, width: int) -> Content:
     last, _, _ = state.step_times()
     lora = 0.0
     if state.steps and state.steps[-1].ms:
-        lora = sum(state.steps[-1].ms_by_op.get(op, 0.0) for op in ("shrink", "expand")) / state.steps[-1].ms
+        lora = sum(state.steps[-1].ms_by_op.get(op, 0.0) for op in LORA_OPS) / state.steps[-1].ms
     left = f"slots {'■' * used}{'□' * (len(slots) - used)} {used}/{len(slots)} · KV {share:.0%} · step {last:.0f} ms "
     right = f" · lora {lora:.0%}"
-    room = max(width - len(left) - len(right), 0)
-    return Content(f"{left}{sparkline([step.ms for step in state.steps], min(room, 24))}{right}")
+    room = max(width - 2 - len(left) - len(right), 0)
+    return Content(f"{left}{sparkline([step.ms for step in state.steps], min(room, 24))}{right}"[:max(width - 2, 0)])

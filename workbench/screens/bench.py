@@ -65,8 +65,11 @@ class BenchScreen(Screen):
         yield Static("", id="status", markup=False)
         yield Footer()
 
-    async def on_screen_resume(self) -> None:
-        await self.show()
+    def on_screen_resume(self) -> None:
+        self.call_after_refresh(self.show)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.show)
 
     async def show(self) -> None:
         """Bring every pane to the store."""

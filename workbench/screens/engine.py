@@ -35,8 +35,11 @@ class EngineScreen(Screen):
                 yield EventsPanel("events")
         yield Footer()
 
-    async def on_screen_resume(self) -> None:
-        await self.show()
+    def on_screen_resume(self) -> None:
+        self.call_after_refresh(self.show)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.show)
 
     async def show(self) -> None:
         """Bring every panel to the store."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import VerticalScroll
+from textual.containers import Horizontal, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
@@ -25,7 +25,9 @@ class HelpScreen(ModalScreen[None]):
             for pane in self._panes:
                 yield Static(Content.assemble((PANE_TITLES[pane], "bold $accent")), classes="help-title", markup=False)
                 for keys, text in help_lines(pane):
-                    yield Static(Content.assemble((f"{keys:<24} ", "bold"), text), classes="help-line", markup=False)
+                    with Horizontal(classes="help-line"):
+                        yield Static(Content(keys), classes="help-keys", markup=False)
+                        yield Static(Content(text), classes="help-text", markup=False)
 
     def action_close(self) -> None:
         self.dismiss()

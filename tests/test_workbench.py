@@ -1,0 +1,331 @@
+"""The main screen under keys, mouse and events of a scripted engine."""
+from __future__ import annotations
+
+import random
+
+import pytest
+from bench_pilot import bench_app, running, say, screen_text, settled, wait_until
+from fake_engine import stats
+from lora_bench.engine import protocol as p
+from lora_bench.workbench.control import MAX_PROMPT
+from lora_bench.workbench.keys import KEYS, bindings
+from lora_bench.workbench.panels.chat import TurnView
+from lora_bench.workbench.widgets.adapter_list import AdapterList
+from lora_bench.workbench.widgets.prompt import Prompt
+from textual import events
+
+
+def uses(*pairs: tuple[str, float]) -> p.Mix:
+    return tuple(p.AdapterUse(name, scale) for name, scale in pairs)
+
+
+def last_mix(app) -> p.Mix:
+    return app.engine.of(p.SetMix)[-1].mix
+
+
+# -- chat -----------------------------------------------------------------------------------------
+async def test_a_question_is_answered_with_its_meter() -> None:
+    app = bench_app("Arr, **silicon** seas\nroar")
+    async with running(app) as pilot:
+        await say(pilot, "A haiku?")
+        await wait_until(pilot, lambda: not app.state.running)
+        await settled(pilot)
+        shown = screen_text(app)
+        assert "A haiku?" in shown and "Arr, silicon seas" in shown and "3 tok · 11.8 tok/s · TTFT 0.41 s" in shown
+        assert app.screen.query_one(Prompt).text == ""
+
+
+async def test_nothing_a_model_says_is_hidden_by_markdown() -> None:
+    app = bench_app("<think> &#8238;a &lt;b [x]: http://y\n\n[r]: http://z <b>bold</b> <|im_end|>")
+    async with running(app) as pilot:
+        await say(pilot, "x")
+        await wait_until(pilot, lambda: not app.state.running)
+        await settled(pilot)
+        shown = screen_text(app)
+        for part in ("<think>", "&#8238;a", "&lt;b", "[r]:", "<b>bold</b>", "<|im_end|>"):
+            assert part in shown, part
+
+
+async def test_versions_are_switched_on_the_focused_reply() -> None:
+    app = bench_app("first words", "second words")
+    async with running(app) as pilot:
+        await say(pilot, "x")
+        app.state.board.toggle("pirate")
+        await pilot.press("ctrl+r")
+        await settled(pilot)
+        assert "2/2" in screen_text(app) and "second words" in screen_text(app)
+        app.screen.query_one(TurnView).focus()
+        await pilot.press("left")
+        await wait_until(pilot, lambda: "first words" in screen_text(app))
+        assert "1/2" in screen_text(app)
+
+
+async def test_a_splice_is_drawn_where_it_acted_and_a_fence_goes_on_after_it() -> None:
+    app = bench_app(answers=True)
+    async with running(app) as pilot:
+        await say(pilot, "x")
+        number = app.state.versions()[-1].request_id
+        app.engine.emit(p.RequestStarted(number, 9), p.TextDelta(number, "```python\na = 1\n", 6))
+        await settled(pilot)
+        await pilot.press("f2", "L")
+        assert app.engine.of(p.SetMix)[-1].request_ids == (number,)
+        app.engine.emit(p.MixSet(last_mix(app), {number: 6}), p.TextDelta(number, "b = 2\n```\n", 9))
+        app.engine.emit(p.RequestFinished(number, "stop", stats(9)))
+        await settled(pilot)
+        shown = screen_text(app)
+        assert "── from token 6:" in shown and "pirate ×1.25" in shown
+        assert len(app.screen.query("MarkdownFence")) == 2 and "b = 2" in shown
+
+
+async def test_a_huge_reply_is_plain_text() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        await say(pilot, "x")
+        table = "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 400
+        app.engine.emit(p.RequestStarted(1, 9), p.TextDelta(1, table, 900), p.RequestFinished(1, "length", stats(900)))
+        await settled(pilot)
+        assert not app.screen.query("MarkdownTable") and "max_tokens reached" in screen_text(app)
+
+
+async def test_escape_stops_and_a_failure_is_told_in_the_chat() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        await say(pilot, "x")
+        app.engine.emit(p.RequestStarted(1, 9), p.TextDelta(1, "half", 1))
+        await settled(pilot)
+        await pilot.press("escape")
+        assert app.engine.of(p.Abort) == [p.Abort(1)]
+        app.engine.emit(p.RequestFailed(1, "the prompt has 9000 tokens, the context holds 4096"))
+        await settled(pilot)
+        assert "9000 tokens" in screen_text(app) and "half" in screen_text(app)
+
+
+async def test_prompt_history_newlines_and_pastes() -> None:
+    app = bench_app("a", "b")
+    async with running(app) as pilot:
+        prompt = app.screen.query_one(Prompt)
+        await say(pilot, "one")
+        await say(pilot, "two\nlines")
+        await pilot.press("up", "up")
+        assert prompt.text == "two\nlines" or prompt.text == "one"
+        prompt.clear()
+        await pilot.press("a", "ctrl+j", "b")
+        assert prompt.text == "a\nb"
+        prompt.post_message(events.Paste("x" * 1_000_000))
+        await wait_until(pilot, lambda: "977 KiB" in app.state.hint)
+        prompt.post_message(events.Paste("\x1b]2;t\x07"))
+        await wait_until(pilot, lambda: "␛]2;t␇" in prompt.text)
+        assert len(prompt.text) < MAX_PROMPT
+
+
+async def test_slash_commands_answer_in_the_chat() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        await say(pilot, "/set temperature 0.7")
+        await say(pilot, "/nonsense")
+        assert app.control.sampling.temperature == 0.7
+        assert "temperature = 0.7" in screen_text(app) and "/nonsense is no command" in screen_text(app)
+        await say(pilot, "/clear")
+        assert "/nonsense" not in screen_text(app)
+
+
+# -- adapters -------------------------------------------------------------------------------------
+async def test_keys_of_the_adapter_list() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        await pilot.press("f2", "right", "right")
+        assert app.state.board["pirate"].scale == 0.85
+        await pilot.press("shift+left", "ctrl+right")
+        assert app.state.board["pirate"].scale == 0.36
+        await pilot.press("down", "space")
+        assert last_mix(app) == uses(("pirate", 0.36))
+        await pilot.press("s")
+        assert last_mix(app) == uses(("json", 0.3)) and "solo: json" in screen_text(app)
+        await pilot.press("m")
+        assert last_mix(app) == () and "BYPASSED" in screen_text(app)
+        await pilot.press("m", "s", "u", "0", "1", "p")
+        assert app.engine.of(p.PinAdapter) == [p.PinAdapter("json", True)]
+
+
+async def test_a_typed_scale_is_checked_in_place() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        await pilot.press("f2", "enter", "x", "enter")
+        await pilot.pause()
+        assert "a scale is a number" in screen_text(app) and app.state.board["pirate"].scale == 0.75
+        await pilot.press("end", "backspace", "minus", "1", ".", "2", "5", "enter")
+        await settled(pilot)
+        assert app.state.board["pirate"].scale == -1.25 and isinstance(app.screen.focused, AdapterList)
+        await pilot.press("=", "9", "escape")
+        assert app.state.board["pirate"].scale == -1.25
+
+
+async def test_the_mouse_toggles_and_drags() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        await pilot.click(AdapterList, offset=(2, 1))
+        await settled(pilot)
+        assert not app.state.board["json"].on
+        name_width, bar_width = app.screen.query_one(AdapterList)._widths()
+        start = 1 + 4 + name_width + 1
+        await pilot.mouse_down(AdapterList, offset=(start, 0))
+        await pilot.hover(AdapterList, offset=(start + bar_width - 1, 0))
+        await pilot.mouse_up(AdapterList, offset=(start + bar_width - 1, 0))
+        await settled(pilot)
+        assert app.state.board["pirate"].scale == 2.0
+        app.state.board.undo()
+        assert app.state.board["pirate"].scale == 0.75, "one drag is one change"
+
+
+async def test_adapters_are_added_by_pasted_paths(tmp_path) -> None:
+    app = bench_app()
+    spaced = tmp_path / "with space"
+    spaced.mkdir()
+    (tmp_path / "plain").mkdir()
+    async with running(app) as pilot:
+        await pilot.press("f2", "a")
+        field = app.screen.query_one("#ask-field")
+        field.value = "/no/such/place"
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "does not exist" in screen_text(app)
+        field.value = f"'{spaced}' file://{tmp_path}/plain"
+        await pilot.press("enter")
+        await settled(pilot)
+        assert [c.path for c in app.engine.of(p.LoadAdapter)[-2:]] == [str(spaced), f"{tmp_path}/plain"]
+        assert "plain" in app.state.board.names
+
+
+async def test_unloading_what_acts_needs_a_second_key() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        await pilot.press("f2", "x")
+        await pilot.pause()
+        assert not app.engine.of(p.UnloadAdapter) and "x again" in screen_text(app)
+        await pilot.press("x")
+        await settled(pilot)
+        assert app.state.board.names == ["json", "certainty"]
+
+
+async def test_invocation_is_set_shown_and_invoked() -> None:
+    app = bench_app("Paris.", "sure")
+    async with running(app) as pilot:
+        await say(pilot, "Capital?")
+        await pilot.press("f2", "down", "down", "f")
+        app.screen.query_one("#ask-field").value = "is this right"
+        await pilot.press("enter")
+        await settled(pilot)
+        assert "is this right = 3 tok: 0 1 2" in screen_text(app)
+        await pilot.press("v")
+        await settled(pilot)
+        assert app.engine.of(p.Generate)[-1].prompt.opening == "is this right"
+        assert "certainty on this chat (not part of it)" in screen_text(app).replace("\n", " ") or "⚑ certainty" in screen_text(app)
+
+
+# -- the rest of the screen -----------------------------------------------------------------------
+async def test_the_engine_dies_and_is_started_again_from_its_card() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        await say(pilot, "x")
+        app.engine.emit(p.RequestStarted(1, 9), p.TextDelta(1, "half a", 2))
+        app.engine.emit(p.EngineFailed("the engine process is gone: it was killed by signal 9, SIGKILL"))
+        await settled(pilot)
+        shown = screen_text(app)
+        assert "engine gone" in shown and "half a" in shown and "SIGKILL" in shown and "Ctrl+E" in shown
+        app.screen.query(".engine").last().focus()
+        await pilot.press("enter")
+        await wait_until(pilot, lambda: app.state.engine == "idle" and not app.state.wanted)
+        assert app.engine.starts == 2 and last_mix(app) == uses(("pirate", 0.75), ("json", 0.3))
+
+
+async def test_a_load_that_fails_opens_the_load_screen() -> None:
+    app = bench_app(answers=False)
+    async with running(app) as pilot:
+        app.engine.emit(p.ModelLoading("weights", "layers.0", 5, 10))
+        await settled(pilot)
+        assert "50%" in screen_text(app)
+        await pilot.press("escape")
+        assert app.engine.of(p.CancelLoad)
+        app.engine.emit(p.ModelFailed("smol.gguf: the architecture is mamba, llama was expected"))
+        await wait_until(pilot, lambda: type(app.screen).__name__ == "LoadScreen")
+        await pilot.pause()
+        assert "mamba" in screen_text(app)
+
+
+def test_every_binding_has_an_id_of_its_own_and_a_line_of_help() -> None:
+    ids = [binding.id for pane in KEYS for binding in bindings(pane)]
+    assert len(ids) == len(set(ids)) and all(ids)
+    assert all(key.help and key.label for keys in KEYS.values() for key in keys)
+
+
+async def test_every_binding_of_the_screen_is_in_the_palette_and_does_what_it_says() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        commands = {command.title: command for command in app.get_system_commands(app.screen)}
+        for pane in app.screen.PALETTE_PANES:
+            for key in KEYS[pane]:
+                assert f"{key.label}  ({key.keys})" in commands
+        await commands["Bypass  (m)"].callback()
+        await settled(pilot)
+        assert last_mix(app) == ()
+
+
+async def test_help_speaks_of_the_focused_pane_first() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        await pilot.press("f2", "f1")
+        await pilot.pause()
+        assert "Switch the adapter on or off" in screen_text(app)
+        await pilot.press("escape", "f4")
+        await settled(pilot)
+        assert "EVENTS" in screen_text(app)
+        await pilot.press("escape")
+        assert app.screen.query(Prompt)
+
+
+async def test_resizing_while_streaming(seed_number: int) -> None:
+    app = bench_app()
+    rng = random.Random(seed_number)
+    async with running(app) as pilot:
+        await say(pilot, "x")
+        app.engine.emit(p.RequestStarted(1, 9))
+        for count in range(8):
+            app.engine.emit(p.TextDelta(1, rng.choice(["word ", "```\n", "| a | b |\n", "\n\n", "**x** "]), count))
+            await pilot.resize_terminal(rng.randint(10, 200), rng.randint(4, 60))
+            await app.show()
+        await pilot.resize_terminal(19, 30)
+        await pilot.pause()
+        assert "terminal too" in screen_text(app)
+        await pilot.resize_terminal(80, 24)
+        await settled(pilot)
+        assert "slots" in screen_text(app)
+
+
+async def test_any_keys_in_any_order(seed_number: int, tmp_path) -> None:
+    app = bench_app(*["some words"] * 40)
+    rng = random.Random(seed_number)
+    keys = [name for pane in KEYS for key in KEYS[pane] for name in key.keys.split(",") if name not in ("ctrl+q", "ctrl+o")]
+    async with running(app, 100, 30) as pilot:
+        for _ in range(60):
+            await pilot.press(rng.choice([*keys, "tab", "f2", "x", "5"]))
+        await settled(pilot)
+        assert app.is_running
+
+
+@pytest.fixture
+def seed_number() -> int:
+    number = random.SystemRandom().randrange(1 << 31)
+    print(f"seed {number}")
+    return number
+
+
+async def test_narrow_screens_lay_the_adapters_over_the_chat() -> None:
+    app = bench_app()
+    async with running(app, 50, 20) as pilot:
+        assert "ADAPTERS" not in screen_text(app)
+        await pilot.press("f9")
+        await settled(pilot)
+        assert "ADAPTERS" in screen_text(app)
+        await pilot.press("f9")
+        await settled(pilot)
+        assert "ADAPTERS" not in screen_text(app)
