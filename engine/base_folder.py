@@ -63,8 +63,9 @@ def _tokenizer(folder: Path, config: dict[str, Any], facts: ModelFacts) -> tuple
     if not path.exists():
         raise FormatError(f"{folder}: has no tokenizer.json, which is needed; convert the tokenizer with transformers "
                           "(AutoTokenizer.from_pretrained(...).save_pretrained(...)) or use a GGUF of the model")
-    settings_path = folder / "tokenizer_config.json"
-    settings = read_json_object(settings_path) if settings_path.exists() else {}
+    settings: dict[str, Any] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        settings |= read_json_object(folder / file) if (folder / file).exists() else {}
     known = read_json_object(path)
     added = _added_tokens(known, path, facts.vocab)
     texts = {name: text for name in _TOKEN_NAMES if (text := _token_text(settings.get(name))) is not None}
@@ -72,7 +73,7 @@ def _tokenizer(folder: Path, config: dict[str, Any], facts: ModelFacts) -> tuple
     eos = _id_of(texts.get("eos_token"), known, added)
     add_bos = settings.get("add_bos_token")
     return TokenizerSource(
-        json_path=path, texts=texts, add_eos=settings.get("add_eos_token") is True,
+        json_path=path, texts=texts,
         bos=bos if bos is not None else _first_id(config.get("bos_token_id"), facts, "bos_token_id", folder),
         eos=eos if eos is not None else _first_id(config.get("eos_token_id"), facts, "eos_token_id", folder),
         add_bos=add_bos if isinstance(add_bos, bool) else None,

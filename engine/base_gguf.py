@@ -1,4 +1,4 @@
-"""A base out of one GGUF file."""
+"""A base out of a GGUF file or the parts of one."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,18 +8,20 @@ from .base_parts import TURN_END_TEXTS, BaseFile, TokenizerSource, pick_tensors,
 from .models import ARCHITECTURES_GGUF
 from .models.llama import gguf_name
 from .weights.files import FormatError, show
-from .weights.gguf import GgufHeader, read_header
+from .weights.gguf import GgufHeader
+from .weights.gguf_parts import read_model
 
 _CONTROL = 3
 _DETAILS = ("general.name", "general.basename", "general.organization", "general.author", "general.finetune", "general.size_label",
             "general.license", "general.description", "general.url", "general.source.url", "general.quantized_by")
+NO_PRE_TOKENIZER = "tokenizer.ggml.pre is missing: text is cut by the default rule, which may not be the model's own"
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TOKEN_TEXTS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id", "pad_token": "padding_token_id"}
 
 
 def read_gguf_base(path: Path) -> BaseFile:
     """The base in a GGUF file. Raises FormatError with the reason when it cannot run here, OSError."""
-    header = read_header(path)
+    header = read_model(path)
     metadata = header.metadata
     _refuse_other_kinds(header)
     facts = ARCHITECTURES_GGUF[metadata["general.architecture"]](metadata, header.tensors, path)
@@ -30,7 +32,6 @@ def read_gguf_base(path: Path) -> BaseFile:
     source = TokenizerSource(
         gguf={key: value for key, value in metadata.items() if key.startswith("tokenizer.")},
         bos=ids["bos_token_id"], eos=ids["eos_token_id"], add_bos=_flag(metadata, "tokenizer.ggml.add_bos_token"),
-        add_eos=bool(_flag(metadata, "tokenizer.ggml.add_eos_token")),
         texts={name: tokens[ids[key]] for name, key in _TOKEN_TEXTS.items() if ids[key] is not None},
     )
     ends = {ids[key] for key in _END_IDS} - {None}
@@ -41,6 +42,7 @@ def read_gguf_base(path: Path) -> BaseFile:
         chat_template=template if isinstance(template, str) and template else None, end_tokens=tuple(sorted(ends)),
         file_bytes=header.file_bytes, weight_types=type_histogram(tensors),
         details={key.removeprefix("general."): str(metadata[key]) for key in _DETAILS if isinstance(metadata.get(key), str)},
+        notes=(NO_PRE_TOKENIZER,) if metadata.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in metadata else (),
     )
 
 
@@ -52,10 +54,6 @@ def _refuse_other_kinds(header: GgufHeader) -> None:
     if architecture not in ARCHITECTURES_GGUF:
         what = "has no general.architecture" if architecture is None else f"has the architecture {show(architecture)}, which is not supported"
         raise FormatError(f"{path}: {what}; supported: {', '.join(ARCHITECTURES_GGUF)}")
-    split = metadata.get("split.count", 0)
-    if type(split) is not int or split > 1:
-        raise FormatError(f"{path}: is one part of a GGUF split into {show(split)} files, which is not supported yet; join them with "
-                          "`llama-gguf-split --merge`")
 
 
 def _vocabulary(metadata: dict[str, Any], vocab: int, path: Path) -> tuple[list[str], Any]:

@@ -28,7 +28,6 @@ class TokenizerSource:
     eos: int | None = None
     add_bos: bool | None = None
     """put BOS before plain text; None leaves it to the tokenizer.json"""
-    add_eos: bool = False
     texts: Mapping[str, str] = field(default_factory=dict)
     """bos_token, eos_token, unk_token, pad_token as templates name them"""
 

@@ -36,7 +36,7 @@ class Tokenizer:
             self.add_bos = self._post_processor_adds(source.bos) if source.add_bos is None else source.add_bos
         self._fast.no_truncation()
         self._fast.no_padding()
-        self.bos, self.eos, self.add_eos = source.bos, source.eos, source.add_eos
+        self.bos, self.eos = source.bos, source.eos
         self.end_tokens = base.end_tokens
         self.model_vocab = base.facts.vocab
         self.special_texts = dict(source.texts)
@@ -144,7 +144,7 @@ def _from_byte_level(text: str) -> bytes:
 
 def _decoder_kinds(fast: Fast, where: object) -> set[str]:
     """The kinds of decoding steps. Raises FormatError for one that is not known here: its text would come out wrong."""
-    decoder: dict[str, Any] = json.loads(fast.to_str()).get("decoder") or {}
+    decoder: dict[str, Any] = json.loads(fast.decoder.__getstate__()) if fast.decoder is not None else {}
     steps = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
     kinds = {str(step.get("type")) for step in steps}
     if not kinds <= _DECODERS:

@@ -14,8 +14,9 @@ import torch
 from gguf import quants
 
 from lora_bench.engine.base_file import NO_END_TOKEN, NO_TEMPLATE, open_base
+from lora_bench.engine.base_gguf import NO_PRE_TOKENIZER
 from lora_bench.engine.models.facts import ModelFacts, RopeScaling, module_shapes, tensor_shapes
-from lora_bench.engine.models.llama import facts_from_config
+from lora_bench.engine.models.llama import facts_from_config, gguf_name
 from lora_bench.engine.weights.files import FormatError
 from lora_bench.engine.weights.load import LoadCancelled, load_weights
 
@@ -64,8 +65,6 @@ def test_quantised_tensors_are_dequantised(dtype: torch.dtype, tiny_gguf: Callab
 
 def _widened(facts: ModelFacts, hidden: int, kinds: dict[str, str]) -> tuple[dict, dict]:
     """Tensors of `facts` at another hidden size, by GGUF name, some packed; and what loading them must give."""
-    from lora_bench.engine.models.llama import gguf_name
-
     packed, expected = {}, {}
     for name, shape in tensor_shapes(replace(facts, hidden=hidden)).items():
         array = torch.randn(shape).numpy()
@@ -140,7 +139,8 @@ def test_config_of_old_and_new_styles(change: dict, fields: dict) -> None:
     ({"rope_scaling": {"rope_type": "linear", "factor": -1.0}}, "positive number"), ({"rope_theta": float("nan")}, "positive number"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}}, "low_freq_factor"),
     ({"rms_norm_eps": 0}, "epsilon"), ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"), ({"attention_bias": 1}, "true or false"),
-    ({"model_type": "mistral", "sliding_window": 8}, "sliding_window 8 is not supported"), ({"vocab_size": True}, "whole number"),
+    ({"model_type": "mistral", "sliding_window": 8}, "sliding_window 8 is not supported"),
+    ({"model_type": "mistral", "max_position_embeddings": 8192}, "sliding_window 4096 is not supported"), ({"vocab_size": True}, "whole number"),
     ({"rms_norm_eps": 10**400}, "rms_norm_eps is"),
 ])
 def test_configs_that_cannot_run(change: dict, words: str) -> None:
@@ -155,7 +155,7 @@ def test_configs_that_cannot_run(change: dict, words: str) -> None:
     ({"llama.block_count": 1}, {}, "does not use"), ({"llama.embedding_length": 25, "llama.attention.key_length": None}, {}, "not divisible"),
     ({"llama.rope.dimension_count": 4}, {}, "rope.dimension_count is 4"), ({"llama.rope.scaling.type": "yarn"}, {}, "'yarn'"),
     ({"llama.attention.sliding_window": 8}, {}, "sliding_window"), ({"llama.expert_count": 8}, {}, "expert_count is 8"),
-    ({"general.type": "adapter"}, {}, "is a LoRA adapter, not a base"), ({"split.count": 2}, {}, "split into 2 files"),
+    ({"general.type": "adapter"}, {}, "is a LoRA adapter, not a base"), ({"split.count": 2}, {}, "is one of 2 parts"),
     ({"tokenizer.ggml.tokens": None}, {}, "no tokenizer"), ({"tokenizer.ggml.tokens": ["a", "b"]}, {}, "lists 2 tokens .* vocabulary"),
     ({"tokenizer.ggml.token_type": [1, 1]}, {}, "one type for each"), ({"tokenizer.ggml.bos_token_id": 4_000_000_000}, {}, "bos_token_id"),
     ({}, {"blk.0.attn_v.weight": None}, "blk.0.attn_v.weight is missing"), ({}, {"output_norm.weight": torch.ones(36).numpy()}, r"output_norm.* \[36\]"),
@@ -197,6 +197,44 @@ def test_not_a_base(tmp_path: Path) -> None:
         open_base(tmp_path / "adapter_model.safetensors")
 
 
+# -- models in parts ------------------------------------------------------------------------------
+@pytest.fixture
+def parts(tiny_gguf: Callable, tiny_tensors: dict) -> Callable[..., list[Path]]:
+    """`parts(metadata of the second)` writes a GGUF in two files, layer 1 in the second."""
+
+    def write(**second: object) -> list[Path]:
+        names = [gguf_name(name) for name in tiny_tensors]
+        later = {name for name in names if name.startswith("blk.1.")}
+        keys = {"split.count": 2, "split.tensors.count": len(names)}
+        return [
+            tiny_gguf("m-00001-of-00002.gguf", metadata=keys | {"split.no": 0}, tensors=dict.fromkeys(later)),
+            tiny_gguf("m-00002-of-00002.gguf", metadata=keys | {"split.no": 1} | second, tensors=dict.fromkeys(set(names) - later)),
+        ]
+
+    return write
+
+
+def test_any_part_opens_all(parts: Callable, tiny_tensors: dict) -> None:
+    files = parts()
+    for path in files:
+        base = open_base(path)
+        assert base.file_bytes == sum(file.stat().st_size for file in files)
+        weights = load_weights(base, "cpu", torch.float32)
+        assert all(torch.equal(weights[name], tensor) for name, tensor in tiny_tensors.items())
+
+
+def test_parts_that_are_missing_or_do_not_belong(parts: Callable) -> None:
+    first, second = parts(**{"split.no": 0})
+    with pytest.raises(FormatError, match="m-00002-of-00002.gguf: is not part 2 of 2"):
+        open_base(first)
+    second.unlink()
+    with pytest.raises(FormatError, match="m-00002-of-00002.gguf: part 2 of 2 is missing"):
+        open_base(first)
+    alone = first.rename(first.with_name("alone.gguf"))
+    with pytest.raises(FormatError, match="alone.gguf: is one of 2 parts, whose names must end"):
+        open_base(alone)
+
+
 # -- templates and end tokens ---------------------------------------------------------------------
 def test_which_chat_template_is_taken(tiny_folder: Callable) -> None:
     listed = [{"name": "tool_use", "template": "TOOLS"}, {"name": "default", "template": "DEFAULT"}]
@@ -206,10 +244,11 @@ def test_which_chat_template_is_taken(tiny_folder: Callable) -> None:
     assert none.chat_template is None and none.notes == (NO_TEMPLATE,)
 
 
-def test_every_end_token_is_found(tiny_folder: Callable, tiny_gguf: Callable) -> None:
+def test_every_end_token_is_found_and_what_is_missing_is_said(tiny_folder: Callable, tiny_gguf: Callable) -> None:
     listed = tiny_folder("a", files={"generation_config.json": {"eos_token_id": [2, 7]}})
     assert open_base(listed).end_tokens == (2, 4, 7)
     assert open_base(tiny_gguf("a.gguf", metadata={"tokenizer.ggml.eot_token_id": 9})).end_tokens == (2, 4, 9)
+    assert open_base(tiny_gguf("c.gguf", metadata={"tokenizer.ggml.pre": None})).notes == (NO_PRE_TOKENIZER,)
     kinds = {"tokenizer.ggml.token_type": [1] * 50, "tokenizer.ggml.eos_token_id": None}
     assert open_base(tiny_gguf("b.gguf", metadata=kinds)).notes == (NO_END_TOKEN,), "<|im_end|> as a normal token ends nothing"
 

@@ -25,6 +25,8 @@ _CONFIG_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,), "auto_map": (None,), "is_encoder_decoder": (None, False),
 }
 """fields of config.json that must have one of these values"""
+_MISTRAL_WINDOW = 4096
+"""what transformers takes for mistral when config.json names no sliding window"""
 _CONFIG_WHY = {
     "quantization_config": "quantised safetensors are not supported; use the unquantised model or a GGUF of it",
     "auto_map": "custom code in a model folder is never run; use a model that needs none",
@@ -147,7 +149,7 @@ def _refuse_config(config: Mapping[str, Any], path: Path) -> None:
     names = config.get("architectures") or []
     if not isinstance(names, list) or names and not any(name in ("LlamaForCausalLM", "MistralForCausalLM") for name in names):
         raise FormatError(f"{path}: architectures is {show(names)}; a language model (LlamaForCausalLM) is expected")
-    window = config.get("sliding_window")
+    window = config.get("sliding_window", _MISTRAL_WINDOW)
     context = config.get("max_position_embeddings")
     if config.get("model_type") == "mistral" and window is not None and not (type(window) is type(context) is int and window >= context):
         raise FormatError(f"{path}: model_type mistral with sliding_window {show(window)} is not supported; mistral models without a "
