@@ -5,8 +5,6 @@ engine's events of the load by `engine_event`.
 """
 from __future__ import annotations
 
-from pathlib import Path
-
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -123,23 +121,24 @@ class LoadScreen(Screen[None]):
 
     # -- what the person does -----------------------------------------------------------------------
     @on(Input.Changed, "#path")
-    def _filter(self, event: Input.Changed) -> None:
+    def _filter(self) -> None:
         self._fill()
-        if event.value.strip() and len(paths := pasted_paths(event.value)[0]) == 1:
-            self._look_at(str(paths[0]))
+        if path := self._typed_path():
+            self._look_at(path)
 
     @on(Input.Submitted, "#path")
     def _typed(self, event: Input.Submitted) -> None:
-        text = event.value.strip()
-        paths, problem = pasted_paths(text) if text else ([], "")
+        paths, problem = pasted_paths(event.value)
         if len(paths) == 1:
             self._open(str(paths[0]))
         elif paths:
             self._say(f"{len(paths)} paths were given; one model can be opened at a time")
         elif self._shown:
             self._open(self._shown[self.query_one("#models", OptionList).highlighted or 0].path)
+        elif "/" in event.value:
+            self._say(problem)
         else:
-            self._say(problem or "there is no model of that name here; paste the path of a GGUF file or of a Hugging Face folder")
+            self._say("no model here has these words in its name; paste the path of a GGUF file or of a Hugging Face folder")
 
     @on(OptionList.OptionSelected, "#models")
     def _chosen(self, event: OptionList.OptionSelected) -> None:
@@ -147,7 +146,14 @@ class LoadScreen(Screen[None]):
 
     @on(OptionList.OptionHighlighted, "#models")
     def _looked_at(self, event: OptionList.OptionHighlighted) -> None:
-        self._look_at(self._shown[event.option_index].path)
+        typed = "" if event.option_list.has_focus else self._typed_path()
+        self._look_at(typed or self._shown[event.option_index].path)
+
+    def _typed_path(self) -> str:
+        """The one path that stands in the field, "" if there is none or more."""
+        text = self.query_one("#path", Input).value.strip()
+        paths = pasted_paths(text)[0] if text else []
+        return str(paths[0]) if len(paths) == 1 else ""
 
     def _look_at(self, path: str) -> None:
         """Have the header read, if it is not the one that is shown."""
@@ -199,8 +205,7 @@ class LoadScreen(Screen[None]):
 
     # -- the list -------------------------------------------------------------------------------------
     def _fill(self) -> None:
-        typed = self.query_one("#path", Input).value.strip()
-        words = "" if Path(typed).expanduser().is_absolute() else typed
+        words = "" if self._typed_path() else self.query_one("#path", Input).value
         self._shown = choices(self._settings.recent, self._found, words)
         models = self.query_one("#models", OptionList)
         models.clear_options()
