@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ EXIT_SECONDS = 1.0
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C in the terminal is the front end's to act on
     frames = _private_stdout()
     lock = threading.Lock()
 
@@ -52,6 +54,8 @@ def main() -> None:
     threading.Thread(target=_read, args=(inbox,), daemon=True).start()
     emit(EngineStarted(os.getpid(), torch_version, device_names()))
     serve(inbox, emit)
+    sys.stderr.flush()
+    os._exit(0)  # at once: the reader may hold stdin's lock, on which an orderly exit would abort
 
 
 def _private_stdout() -> BinaryIO:

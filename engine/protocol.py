@@ -476,8 +476,11 @@ _events = msgspec.msgpack.Decoder(Event)
 
 
 def write_frame(stream: BinaryIO, item: Command | Event) -> None:
-    """Write one item and flush. Raises OSError when the other side is gone."""
-    payload = _encoder.encode(item)
+    """Write one item and flush; text that is no Unicode (lone surrogates) goes as "?". Raises OSError when the other side is gone."""
+    try:
+        payload = _encoder.encode(item)
+    except UnicodeEncodeError:
+        payload = _encoder.encode(_unicode(msgspec.to_builtins(item)))
     stream.write(struct.pack("<I", len(payload)) + payload)
     stream.flush()
 
@@ -490,6 +493,19 @@ def read_commands(stream: BinaryIO) -> Iterator[Command]:
 def read_events(stream: BinaryIO) -> Iterator[Event]:
     """Events until the stream ends. Raises ValueError for a frame that is none."""
     return map(_events.decode, _frames(stream))
+
+
+def _unicode(value: object) -> object:
+    """`value` (plain data) with every lone surrogate replaced."""
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case dict():
+            return {_unicode(key): _unicode(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_unicode(item) for item in value]
+        case _:
+            return value
 
 
 def _frames(stream: BinaryIO) -> Iterator[bytes]:

@@ -1,0 +1,270 @@
+"""The engine on tiny bases: stops, limits, live mixes, slots, unloading, cancelling, failures that stay alone."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lora_bench.engine.engine import Engine
+from lora_bench.engine.models.facts import ModelFacts
+from lora_bench.engine.protocol import (
+    AdapterUnloaded,
+    AdapterUnloading,
+    AdapterUse,
+    Event,
+    Generate,
+    LoadModel,
+    Mix,
+    MixSet,
+    RawText,
+    RequestFailed,
+    RequestFinished,
+    RequestQueued,
+    RequestStarted,
+    Sampling,
+    SlotEvicted,
+    StepFinished,
+    TextDelta,
+    TokenIds,
+)
+from lora_bench.engine.stop_text import StopText
+
+Write = Callable[..., Path]
+PROMPT = TokenIds((5, 6, 7, 8, 9, 10, 11))
+
+
+class Bench:
+    def __init__(self, base: Path, **load: object) -> None:
+        self.events: list[Event] = []
+        self.engine = Engine(self.events.append)
+        self.engine.load_model(LoadModel(str(base), device="cpu", **load))
+
+    def submit(self, number: int, prompt: object = PROMPT, mix: Mix = (), **sampling: object) -> None:
+        self.engine.submit(Generate(number, prompt, mix, Sampling(**{"max_tokens": 20} | sampling)))
+
+    def run(self, steps: int = 10_000) -> None:
+        while steps and self.engine.step():
+            steps -= 1
+
+    def of(self, kind: type) -> list:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def text(self, number: int) -> str:
+        return "".join(event.text for event in self.of(TextDelta) if event.request_id == number)
+
+    def finished(self, number: int) -> RequestFinished:
+        (event,) = [event for event in self.of(RequestFinished) if event.request_id == number]
+        return event
+
+    def reply(self, mix: Mix = (), **settings: object) -> tuple[int, ...]:
+        self.submit(999, mix=mix, **settings)
+        self.run()
+        ids = self.finished(999).ids
+        self.events.clear()
+        return ids
+
+
+@pytest.fixture
+def bench(tiny_gguf: Write, tiny_tensors: dict[str, torch.Tensor], adapter_folder: Write) -> Bench:
+    """A tiny random base that never says a special token, three adapters, two slots."""
+    head = tiny_tensors["lm_head.weight"].clone()
+    head[:5] = 0
+    bench = Bench(tiny_gguf(tensors={"output.weight": head.numpy()}), slots=2)
+    for number, name in enumerate(("one", "two", "three")):
+        bench.engine.load_adapter(str(adapter_folder(name, ("q_proj", "down_proj"), r=2 + number)), name)
+    bench.events.clear()
+    return bench
+
+
+@pytest.fixture
+def scripted(tiny_gguf: Write, tiny_facts: ModelFacts) -> Callable[..., Bench]:
+    """`scripted("abc.", **load)`: a base that says b after a, c after b, and so on, and then ends."""
+    tokens = {letter: 5 + number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKL.,:!")}
+
+    def build(chain: str, **load: object) -> Bench:
+        embedding = torch.nn.functional.normalize(torch.randn(tiny_facts.vocab, tiny_facts.hidden), dim=-1)
+        head = torch.zeros_like(embedding)
+        for now, after in zip([tokens[letter] for letter in chain], [*(tokens[letter] for letter in chain[1:]), 2], strict=True):
+            head[after] += embedding[now]
+        weights = {"token_embd.weight": embedding.numpy(), "output.weight": head.numpy(),
+                   "output_norm.weight": torch.ones(tiny_facts.hidden).numpy()}
+        for layer in range(tiny_facts.layers):
+            weights[f"blk.{layer}.attn_output.weight"] = torch.zeros(tiny_facts.hidden, tiny_facts.heads * tiny_facts.head_dim).numpy()
+            weights[f"blk.{layer}.ffn_down.weight"] = torch.zeros(tiny_facts.hidden, tiny_facts.intermediate).numpy()
+        return Bench(tiny_gguf(tensors=weights), **load)
+    return build
+
+
+def test_a_reply_ends_at_the_end_token_and_its_text_joins(scripted: Callable[..., Bench]) -> None:
+    bench = scripted("hgfab.")
+    bench.submit(1, RawText("h"))
+    bench.run()
+    done = bench.finished(1)
+    assert bench.text(1) == "gfab." and done.reason == "stop" and done.ids[-1] == 2 and len(done.ids) == 6
+    assert done.stats.new_tokens == 6 and done.stats.prompt_tokens == 1 and done.stats.ttft_ms > 0
+
+
+def test_max_tokens_and_context_end_a_reply_with_their_own_reasons(bench: Bench) -> None:
+    assert len(bench.reply(max_tokens=7)) == 7
+    bench.submit(1, max_tokens=7)
+    bench.submit(2, TokenIds((5,) * 250), max_tokens=100)
+    bench.run()
+    assert bench.finished(1).reason == "length"
+    assert bench.finished(2).reason == "context" and len(bench.finished(2).ids) == 6
+    with pytest.raises(ValueError, match="256 tokens long, too long for the context of 256"):
+        bench.submit(3, TokenIds((5,) * 256))
+
+
+@pytest.mark.parametrize("stop,expected,reason", [("cd", "b", "stop"), ("bcd", "", "stop"), ("dX", "bcd", "stop"), ("d", "bc", "stop")])
+def test_no_part_of_a_stop_string_is_shown_and_an_unfinished_one_is(
+    scripted: Callable[..., Bench], stop: str, expected: str, reason: str,
+) -> None:
+    bench = scripted("abcd")
+    bench.submit(1, RawText("a"), stop=(stop,))
+    bench.run()
+    assert bench.text(1) == expected and bench.finished(1).reason == reason
+
+
+def test_stop_text_in_pieces() -> None:
+    stops = StopText(("beta gamma", "tax"))
+    assert [stops.push(piece) for piece in ("alpha be", "ta g", "one be", "ta ga", "mma!")] == [
+        ("alpha ", False), ("", False), ("beta gone ", False), ("", False), ("", True)]
+    held = StopText(("abab",))
+    assert held.push("aba") == ("", False) and held.push("x") == ("abax", False) and held.push("ab") == ("", False) and held.finish() == "ab"
+    assert StopText(()).push("anything") == ("anything", False)
+    assert StopText(("bc", "abcd")).push("abcd") == ("", True)
+
+
+def test_a_draw_is_the_same_alone_and_among_others(bench: Bench) -> None:
+    hot = {"temperature": 1.3, "seed": 11, "repetition_penalty": 1.2, "top_p": 0.95}
+    alone = bench.reply((AdapterUse("one", 0.5),), **hot)
+    for number in range(3):
+        bench.submit(number, TokenIds((6 + number,) * (number + 3)), temperature=0.8, seed=number)
+    bench.submit(9, mix=(AdapterUse("one", 0.5),), **hot)
+    bench.run()
+    assert bench.finished(9).ids == alone
+    assert bench.reply((AdapterUse("one", 0.5),), **hot | {"seed": 12}) != alone
+
+
+def test_a_live_mix_acts_from_the_next_token_on(bench: Bench) -> None:
+    base, other = bench.reply(), bench.reply((AdapterUse("one", 1.0),))
+    assert base != other
+    bench.submit(1)
+    bench.run(5)
+    bench.engine.set_mix((AdapterUse("one", 1.0),), (1,))
+    bench.engine.set_mix((AdapterUse("one", 1.0),), (1,))
+    bench.run()
+    assert [event.at_token for event in bench.of(MixSet)] == [{1: 5}]
+    ids = bench.finished(1).ids
+    assert ids[:5] == base[:5] and ids != base
+    bench.submit(2)
+    bench.run(5)
+    bench.engine.set_mix((), (2,))
+    bench.run()
+    assert bench.finished(2).ids == base
+
+
+def test_a_mix_that_cannot_be_is_refused_and_the_old_one_holds(bench: Bench) -> None:
+    bench.submit(1, mix=(AdapterUse("one"),))
+    bench.submit(2, mix=(AdapterUse("two"),))
+    bench.run(3)
+    with pytest.raises(ValueError, match="no adapter 'onne' is loaded; did you mean 'one'"):
+        bench.engine.set_mix((AdapterUse("onne"),), (1,))
+    with pytest.raises(ValueError, match="3 slots, there are 2"):
+        bench.engine.set_mix((AdapterUse("one"), AdapterUse("two"), AdapterUse("three")), (1,))
+    with pytest.raises(ValueError):
+        bench.engine.set_mix((AdapterUse("one"), AdapterUse("three")), (1, 2))
+    assert [owner.mix for owner in bench.engine.snapshot().kv.owners] == [(AdapterUse("one"),), (AdapterUse("two"),)]
+    bench.run()
+    assert not bench.of(MixSet)
+
+
+def test_a_request_waits_for_slots_with_the_numbers_and_then_runs(bench: Bench) -> None:
+    alone = bench.reply((AdapterUse("three"),))
+    bench.submit(1, mix=(AdapterUse("one"), AdapterUse("two")))
+    bench.submit(2, mix=(AdapterUse("three"),))
+    bench.run()
+    (queued,) = bench.of(RequestQueued)
+    assert queued.request_id == 2 and "2" in queued.because
+    assert bench.finished(2).ids == alone
+    assert [event.adapter for event in bench.of(SlotEvicted)][-1] in ("one", "two")
+    bench.submit(3, mix=(AdapterUse("one"), AdapterUse("two"), AdapterUse("three")))
+    bench.run()
+    (failed,) = bench.of(RequestFailed)
+    assert failed.request_id == 3 and "3 slots, there are 2" in failed.message
+
+
+def test_an_adapter_in_use_is_unloaded_after_its_request(bench: Bench) -> None:
+    bench.submit(1, mix=(AdapterUse("one"),))
+    bench.run(3)
+    bench.engine.unload_adapter("one")
+    assert bench.of(AdapterUnloading)[0].waiting_for == (1,) and not bench.of(AdapterUnloaded)
+    bench.run()
+    (gone,) = bench.of(AdapterUnloaded)
+    assert gone.name == "one" and gone.freed_bytes > 0 and bench.finished(1).reason == "length"
+    with pytest.raises(ValueError, match="no adapter 'one'"):
+        bench.submit(2, mix=(AdapterUse("one"),))
+
+
+def test_abort_ends_a_request_at_once_and_frees_what_it_held(bench: Bench) -> None:
+    bench.submit(1, mix=(AdapterUse("one"),))
+    bench.submit(2)
+    bench.run(4)
+    bench.engine.abort(1)
+    bench.engine.abort(77)
+    assert bench.finished(1).reason == "aborted" and len(bench.finished(1).ids) == 4
+    bench.run()
+    snapshot = bench.engine.snapshot()
+    assert not snapshot.running and not snapshot.kv.owners and all(slot.users == 0 for slot in snapshot.slots)
+    assert bench.engine.model.scheduler.pool.free == bench.engine.model.config.blocks
+
+
+def test_numbers_that_are_not_finite_fail_their_request_alone(bench: Bench) -> None:
+    good = bench.reply()
+    bench.submit(1, mix=(AdapterUse("one", 1e38),))
+    bench.submit(2)
+    bench.run()
+    (failed,) = bench.of(RequestFailed)
+    assert failed.request_id == 1 and "not finite" in failed.message and "one x 1e+38" in failed.message
+    assert bench.finished(2).ids == good
+
+
+def test_steps_tell_what_they_did(bench: Bench) -> None:
+    bench.submit(1, mix=(AdapterUse("one"), AdapterUse("two")), max_tokens=3)
+    bench.run()
+    first, second = bench.of(StepFinished)[:2]
+    assert (first.prefill_tokens, first.decode_tokens, first.adapters, first.max_rank) == (7, 0, 2, 3)
+    assert (second.prefill_tokens, second.decode_tokens, second.requests) == (0, 1, 1)
+    assert abs(sum(first.ms_by_op.values()) - first.ms) < 1e-6 and first.ms_by_op["shrink"] > 0
+
+
+def test_an_alora_switched_on_in_a_reply_needs_its_invocation_in_the_prompt(bench: Bench) -> None:
+    base = bench.reply()
+    bench.engine.set_invocation("one", "de")
+    assert bench.reply((AdapterUse("one"),)) != base, "the prompt holds it"
+    bench.engine.set_invocation("one", "zz")
+    bench.submit(1, mix=(AdapterUse("one"),))
+    bench.run()
+    (started,) = bench.of(RequestStarted)
+    assert not started.activations[0].found and bench.finished(1).ids == base
+
+
+def test_a_load_that_fails_loses_nothing(bench: Bench, tmp_path: Path) -> None:
+    good = bench.reply((AdapterUse("one"),))
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF nothing")
+    for command in (LoadModel(str(broken)), LoadModel(str(tmp_path / "none")), LoadModel(bench.engine.model.info.path, context=10**9),
+                    LoadModel(bench.engine.model.info.path, slots=0)):
+        with pytest.raises((ValueError, OSError)):
+            bench.engine.load_model(command)
+    assert bench.reply((AdapterUse("one"),)) == good
+
+
+def test_settings_and_prompts_that_mean_nothing_are_refused(bench: Bench) -> None:
+    for prompt, settings, word in (
+        (TokenIds(()), {}, "no token"), (TokenIds((50,)), {}, "50"), (TokenIds((-1,)), {}, "-1"), (PROMPT, {"top_p": 2.0}, "top_p")):
+        with pytest.raises(ValueError, match=word):
+            bench.submit(1, prompt, **settings)
+    assert not bench.engine.busy
