@@ -81,11 +81,12 @@ def _tokenizer(folder: Path, config: dict[str, Any], facts: ModelFacts) -> tuple
 
 
 def _added_tokens(known: dict[str, Any], path: Path, vocab: int) -> dict[str, tuple[int, bool]]:
-    added = {}
-    for token in known.get("added_tokens") or []:
-        if not isinstance(token, dict) or not isinstance(token.get("content"), str) or type(token.get("id")) is not int:
-            raise FormatError(f"{path}: added_tokens has an entry without content and id; download the file again")
-        added[token["content"]] = (token["id"], token.get("special") is True)
+    tokens, added = known.get("added_tokens") or [], {}
+    if not isinstance(tokens, list) or not all(isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens):
+        raise FormatError(f"{path}: added_tokens is no list of tokens with their content; download the file again")
+    for token in tokens:
+        text = token["content"]
+        added[text] = (token_id(token.get("id", -1), vocab, f"the id of added token {show(text)}", path), token.get("special") is True)
     return added
 
 
@@ -107,7 +108,9 @@ def _id_of(text: str | None, known: dict[str, Any], added: dict[str, tuple[int, 
 
 
 def _first_id(value: Any, facts: ModelFacts, what: str, folder: Path) -> int | None:
-    return token_id(value[0] if isinstance(value, list) and value else value or None, facts.vocab, what, folder / "config.json")
+    if isinstance(value, list):
+        value = value[0] if value else None
+    return token_id(value, facts.vocab, what, folder / "config.json")
 
 
 def _chat_template(folder: Path) -> str | None:
@@ -118,8 +121,7 @@ def _chat_template(folder: Path) -> str | None:
     for name in ("tokenizer_config.json", "chat_template.json"):
         template = read_json_object(folder / name).get("chat_template") if (folder / name).exists() else None
         if isinstance(template, list):
-            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-            template = named.get("default")
+            template = next((entry.get("template") for entry in template if isinstance(entry, dict) and entry.get("name") == "default"), None)
         if isinstance(template, str):
             return template
     return None
@@ -127,7 +129,7 @@ def _chat_template(folder: Path) -> str | None:
 
 def _end_tokens(folder: Path, config: dict[str, Any], source: TokenizerSource, added: dict[str, tuple[int, bool]], facts: ModelFacts) -> tuple[int, ...]:
     ends = {source.eos} if source.eos is not None else set()
-    ends |= {number for text, (number, special) in added.items() if special and text in TURN_END_TEXTS and number < facts.vocab}
+    ends |= {number for text, (number, special) in added.items() if special and text in TURN_END_TEXTS}
     path = folder / "generation_config.json"
     for fields, where in ((config, folder / "config.json"), (read_json_object(path) if path.exists() else {}, path)):
         value = fields.get("eos_token_id")

@@ -61,7 +61,8 @@ class TemplateRenderer:
 
 
 def _error(why: str) -> ChatTemplateError:
-    return ChatTemplateError(f"the model's chat template {why}; send raw text, or fix the template in the model's files")
+    plain = "".join(character if character.isprintable() else " " for character in why)
+    return ChatTemplateError(f"the model's chat template {plain}; send raw text, or fix the template in the model's files")
 
 
 RENDERER = TemplateRenderer()

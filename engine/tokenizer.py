@@ -11,12 +11,10 @@ from tokenizers import Tokenizer as Fast
 
 from . import tokenizer_gguf
 from .base_parts import BaseFile
-from .weights.files import FormatError, parse_json_object, read_bounded
+from .weights.files import FormatError, parse_json_object, read_bounded, show
 
 MAX_TOKENIZER_BYTES = 64 << 20
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_STRIPPING = {"Strip", "Metaspace"}
-_DECODERS = {"ByteLevel", "Replace", "ByteFallback", "Fuse", *_STRIPPING}
 
 
 class Tokenizer:
@@ -63,9 +61,9 @@ class Tokenizer:
         self.eats_space = {number: (token.lstrip, token.rstrip) for number, token in added.items() if token.special}
         """id of such a token -> whether it takes the white space before it, after it"""
         self._special_ids = frozenset(self.special.values())
-        kinds = _decoder_kinds(self._fast, where)
-        self._byte_level = "ByteLevel" in kinds
-        self._strips_space = bool(kinds & _STRIPPING)
+        steps = _decoding_steps(self._fast, where)
+        self._byte_level = any(step["type"] == "ByteLevel" for step in steps)
+        self._strips_space = any(map(_strips_first_space, steps))
 
     def _post_processor_adds(self, bos: int | None) -> bool:
         return bos is not None and self._fast.encode("a").ids[:1] == [bos] and self._fast.encode("a", add_special_tokens=False).ids[:1] != [bos]
@@ -142,15 +140,20 @@ def _from_byte_level(text: str) -> bytes:
         return text.encode("utf-8", "replace")
 
 
-def _decoder_kinds(fast: Fast, where: object) -> set[str]:
-    """The kinds of decoding steps. Raises FormatError for one that is not known here: its text would come out wrong."""
-    decoder: dict[str, Any] = json.loads(fast.decoder.__getstate__()) if fast.decoder is not None else {}
-    steps = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
-    kinds = {str(step.get("type")) for step in steps}
-    if not kinds <= _DECODERS:
-        raise FormatError(f"{where}: decodes with {', '.join(sorted(kinds - _DECODERS))}, which is not supported; "
-                          "byte-level and SentencePiece tokenizers are")
-    return kinds
+def _decoding_steps(fast: Fast, where: object) -> list[dict[str, Any]]:
+    """How tokens become text. Raises FormatError for a step that is not known here: its text would come out wrong."""
+    decoder: dict[str, Any] = json.loads(fast.decoder.__getstate__()) if fast.decoder is not None else {"type": "none"}
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    for step in steps:
+        kind = step["type"]
+        space = step.get("pattern") == {"String": tokenizer_gguf.SPACE} and step.get("content") == " "
+        if kind not in ("ByteLevel", "ByteFallback", "Fuse", "Strip", "Metaspace") and not (kind == "Replace" and space):
+            raise FormatError(f"{where}: decodes with {kind}, which is not supported; byte-level and SentencePiece tokenizers are")
+    return steps
+
+
+def _strips_first_space(step: dict[str, Any]) -> bool:
+    return step["type"] == "Strip" and step.get("start", 0) > 0 or step["type"] == "Metaspace" and step.get("prepend_scheme") != "never"
 
 
 def _guarded(build: Callable[[], Fast], where: object) -> Fast:
@@ -160,4 +163,4 @@ def _guarded(build: Callable[[], Fast], where: object) -> Fast:
     except (FormatError, KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
-        raise FormatError(f"{where}: the tokenizer cannot be built ({str(error)[:200]}); download the file again") from None
+        raise FormatError(f"{where}: the tokenizer cannot be built ({show(str(error), 200)}); download the file again") from None

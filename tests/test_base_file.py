@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from lora_bench.engine.base_file import NO_END_TOKEN, NO_TEMPLATE, open_base
 from lora_bench.engine.base_gguf import NO_PRE_TOKENIZER
 from lora_bench.engine.models.facts import ModelFacts, RopeScaling, module_shapes, tensor_shapes
 from lora_bench.engine.models.llama import facts_from_config, gguf_name
+from lora_bench.engine.tokenizer import Tokenizer
 from lora_bench.engine.weights.files import FormatError
 from lora_bench.engine.weights.load import LoadCancelled, load_weights
 
@@ -245,6 +247,7 @@ def test_which_chat_template_is_taken(tiny_folder: Callable) -> None:
 
 
 def test_every_end_token_is_found_and_what_is_missing_is_said(tiny_folder: Callable, tiny_gguf: Callable) -> None:
+    assert open_base(tiny_folder("zero", config={"bos_token_id": 0}, settings={"bos_token": None})).tokenizer.bos == 0
     listed = tiny_folder("a", files={"generation_config.json": {"eos_token_id": [2, 7]}})
     assert open_base(listed).end_tokens == (2, 4, 7)
     assert open_base(tiny_gguf("a.gguf", metadata={"tokenizer.ggml.eot_token_id": 9})).end_tokens == (2, 4, 9)
@@ -290,3 +293,41 @@ def test_headers_are_read_without_torch(tiny_gguf: Callable, tiny_folder: Callab
             "print([m for m in ('torch', 'numpy', 'gguf', 'safetensors', 'tokenizers', 'jinja2') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code, tiny_gguf(), tiny_folder()], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.replace("'", '"')) == []
+
+
+# -- files that nobody vouches for ----------------------------------------------------------------
+JUNK = [None, True, -1, 0, 10**30, 1.5, float("nan"), "", "x" * 300, "\x1b[2J", [], [[]], [None], ["x"], {}, {"a": {}}, [{"id": 1}]]
+
+
+def test_any_value_in_the_json_of_a_folder_gives_a_base_or_a_sentence(tiny_folder: Callable, seed: int) -> None:
+    """One field after another, at any depth that matters, replaced by junk."""
+    folder = tiny_folder(files={"generation_config.json": {"eos_token_id": [2]}, "special_tokens_map.json": {"bos_token": "<s>"}})
+    chance = random.Random(seed)
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json", "tokenizer.json"):
+        good = json.loads((folder / name).read_text())
+        for key in [*good, "rope_scaling", "rope_parameters", "sliding_window", "quantization_config", "architectures", "chat_template"]:
+            for junk in chance.sample(JUNK, 4):
+                (folder / name).write_text(json.dumps(good | {key: junk}))
+                _opens_or_says(folder)
+        (folder / name).write_text(json.dumps(good))
+    Tokenizer(open_base(folder))
+
+
+def test_any_value_in_the_metadata_of_a_gguf_gives_a_base_or_a_sentence(tiny_gguf: Callable, seed: int) -> None:
+    chance = random.Random(seed)
+    keys = ["llama.block_count", "llama.embedding_length", "llama.attention.head_count", "llama.attention.key_length", "llama.rope.freq_base",
+            "llama.attention.layer_norm_rms_epsilon", "llama.context_length", "general.name", "general.type", "split.count",
+            "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.attention.sliding_window",
+            "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges",
+            "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_bos_token", "tokenizer.chat_template"]
+    junk = [True, -1, 0, 1 << 31, 1.5, float("nan"), "x", "\x1b[2J", [1, 2], ["x"], [1.5] * 50, [7] * 50, ["x"] * 50]
+    for key in keys:
+        for value in chance.sample(junk, 5):
+            _opens_or_says(tiny_gguf("junk.gguf", metadata={key: value}))
+
+
+def _opens_or_says(path: Path) -> None:
+    try:
+        Tokenizer(open_base(path))
+    except FormatError as error:
+        assert str(error).isprintable() and str(path) in str(error)

@@ -138,8 +138,8 @@ def test_strftime_now() -> None:
 
 
 def test_a_template_refuses_in_its_own_words() -> None:
-    with pytest.raises(ChatTemplateError, match="template says: no system message here; send raw text"):
-        render("{{ raise_exception('no system message here') }}")
+    with pytest.raises(ChatTemplateError, match="template says: no system message  .2J here; send raw text"):
+        render("{{ raise_exception('no system message\\n\x1b[2J here') }}")
 
 
 # -- templates that attack ------------------------------------------------------------------------

@@ -223,11 +223,24 @@ def test_bos_by_the_settings_else_by_the_post_processor(tmp_path: Path) -> None:
     assert of_source(TokenizerSource(json_path=fast_file(tmp_path), bos=1), 300).add_bos is False
 
 
+@pytest.mark.parametrize("decoder, text", [
+    (decoders.Metaspace(), "a b"), (decoders.Metaspace(prepend_scheme="never"), " a b"),
+    (decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]), " a b"),
+])
+def test_the_first_space_is_taken_where_the_decoder_takes_it(tmp_path: Path, decoder: object, text: str) -> None:
+    path = fast_file(tmp_path, decoder=decoder)
+    tokenizer = of_source(TokenizerSource(json_path=path), 300)
+    ids = [262, 259, 261]
+    assert tokenizer.decode(ids) == "".join(streamed(tokenizer, ids)) == text == Fast.from_file(str(path)).decode(ids)
+
+
 def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="ids up to 262, the model's vocabulary holds 100"):
         of_source(TokenizerSource(json_path=fast_file(tmp_path)), 100)
     with pytest.raises(FormatError, match="decodes with WordPiece"):
         of_source(TokenizerSource(json_path=fast_file(tmp_path, decoder=decoders.WordPiece())), 300)
+    with pytest.raises(FormatError, match="decodes with Replace"):
+        of_source(TokenizerSource(json_path=fast_file(tmp_path, decoder=decoders.Replace("a", "b"))), 300)
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "None"}}')
     with pytest.raises(FormatError, match="tokenizer cannot be built"):
         of_source(TokenizerSource(json_path=tmp_path / "tokenizer.json"), 300)
