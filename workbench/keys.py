@@ -37,8 +37,8 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("f3", "focus_prompt", "Prompt", "Go to the prompt"),
     ),
     "prompt": (
-        Key("enter", "send", "Send", "Send the message; / starts a command, /help lists them", footer=True, priority=True),
-        Key("ctrl+j,shift+enter,alt+enter", "newline", "Newline", "Start a new line in the message", priority=True, footer=True,
+        Key("enter", "send", "Send", "Send the message; / starts a command, /help lists them", footer=True),
+        Key("ctrl+j,shift+enter,alt+enter", "newline", "Newline", "Start a new line in the message", footer=True,
             display="^j"),
     ),
     "reply": (

@@ -36,6 +36,15 @@ class Prompt(TextArea):
         self._history: list[str] = []
         self._at = 0
 
+    async def _on_key(self, event: events.Key) -> None:
+        """Enter is handled in the order of the keys: a binding with priority would overtake letters that were typed just before."""
+        if event.key == "enter":
+            event.prevent_default()
+            event.stop()
+            self.action_send()
+        else:
+            await super()._on_key(event)
+
     def action_send(self) -> None:
         if self.text.strip():
             self.post_message(self.Sent(self.text))

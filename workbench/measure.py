@@ -1,0 +1,125 @@
+"""Measures the screen as a person feels it: the real program in a pseudo-terminal, keys in, paint out.
+
+First paint counts from the start of the process. A key's lag is the time from its press to its letter on the screen,
+taken while the engine decodes.
+"""
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+COLUMNS, ROWS = 160, 45
+QUESTION = "What is the capital of Finland?"
+ANSWER = "Finland is"
+LONG_QUESTION = "Write a long story about a dragon and a lighthouse keeper."
+KEYS = [chr(code) for code in range(0x100, 0x17F)]
+"""letters that no reply has, each typed once"""
+PAUSE_S = 0.11
+
+
+class MeasureFailed(Exception):
+    """What was waited for did not come."""
+
+
+@dataclass(frozen=True)
+class ScreenTimes:
+    first_paint_s: float
+    ready_s: float
+    """process start to a base that takes questions"""
+    first_reply_s: float
+    """process start to the answer of a question that was sent as soon as the base was ready"""
+    key_lag_ms: tuple[float, ...]
+    """ascending"""
+
+    def lag(self, share: float) -> float:
+        """The lag, in ms, that `share` of the keys do not exceed."""
+        return self.key_lag_ms[min(int(share * len(self.key_lag_ms)), len(self.key_lag_ms) - 1)]
+
+
+def measure(arguments: Sequence[str] = ()) -> ScreenTimes:
+    """Run `lora-bench ARGUMENTS` and measure it. The base must answer QUESTION with ANSWER. Raises MeasureFailed."""
+    with Terminal([sys.executable, "-P", "-m", "lora_bench.workbench.cli", *arguments]) as terminal:
+        painted = terminal.wait_for("lora-bench", 30)
+        ready = terminal.wait_for("is ready", 300)
+        terminal.type(QUESTION)
+        terminal.wait_for(QUESTION[-8:], 10)
+        terminal.type("\r")
+        replied = terminal.wait_for(ANSWER, 120)
+        terminal.wait_for("tok/s", 60)
+        terminal.type(LONG_QUESTION)
+        terminal.wait_for(LONG_QUESTION[-8:], 10)
+        terminal.type("\r")
+        terminal.drain(2.0)
+        lags = [_key_lag(terminal, key) for key in KEYS[:100]]
+    return ScreenTimes(painted, ready, replied, tuple(sorted(lags)))
+
+
+def _key_lag(terminal: Terminal, key: str) -> float:
+    terminal.drain(PAUSE_S)
+    pressed = terminal.now()
+    terminal.type(key)
+    return (terminal.wait_for(key, 10) - pressed) * 1e3
+
+
+class Terminal:
+    """A program in a pseudo-terminal of its own; times are seconds since its start."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._start = time.perf_counter()
+        self._pid, self._fd = pty.fork()
+        if self._pid == 0:
+            os.environ.update(TERM="xterm-256color", COLUMNS=str(COLUMNS), LINES=str(ROWS))
+            os.execvp(command[0], command)
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        self._unread = b""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self._pid, signal.SIGTERM)
+        deadline = self.now() + 5
+        while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+            if self.now() > deadline:
+                os.kill(self._pid, signal.SIGKILL)
+            self.drain(0.05)
+        os.close(self._fd)
+
+    def now(self) -> float:
+        return time.perf_counter() - self._start
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def drain(self, seconds: float) -> None:
+        """Let the program run; what it paints is dropped."""
+        deadline = self.now() + seconds
+        while (left := deadline - self.now()) > 0:
+            self._read(left)
+        self._unread = b""
+
+    def wait_for(self, text: str, seconds: float) -> float:
+        """The time at which `text` was painted in one piece; everything up to it is dropped. Raises MeasureFailed."""
+        wanted, deadline = text.encode(), self.now() + seconds
+        while (found := self._unread.find(wanted)) < 0:
+            if (left := deadline - self.now()) <= 0:
+                raise MeasureFailed(f"the screen did not show {text!r} within {seconds:g} s")
+            self._read(left)
+        self._unread = self._unread[found + len(wanted):]
+        return self.now()
+
+    def _read(self, seconds: float) -> None:
+        if select.select([self._fd], [], [], seconds)[0]:
+            try:
+                self._unread += os.read(self._fd, 1 << 16)
+            except OSError as error:  # Linux says so when the program has ended
+                raise MeasureFailed("the program ended") from error
