@@ -4,16 +4,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from math import isfinite
 
 from torch import Tensor
 
 from .alora import find_last, nearest_miss
 from .protocol import Activation, AdapterInfo, Mix
 
+MAX_SCALE = 1e6
+"""far beyond any use, far within fp32"""
+
 
 class MixError(ValueError):
-    """A mix that cannot be taken: unknown or repeated adapter, or a scale that is no finite number."""
+    """A mix that cannot be taken: unknown or repeated adapter, or a scale that is no number in bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +42,15 @@ class TokenMix:
 
 
 def check_mix(mix: Mix, known: Mapping[str, object]) -> None:
-    """Raise MixError when `mix` names an adapter that is not among `known`, names one twice, or has a scale that is not finite."""
+    """Raise MixError when `mix` names an adapter that is not among `known`, names one twice, or has a scale out of bounds."""
     seen: set[str] = set()
     for use in mix:
         if use.name not in known:
             raise MixError(unknown_adapter(use.name, known))
         if use.name in seen:
             raise MixError(f"adapter {use.name!r} is in the mix twice; give it once, with the sum of the scales")
-        if not isfinite(use.scale):
-            raise MixError(f"the scale of adapter {use.name!r} is {use.scale}; it must be a finite number")
+        if not abs(use.scale) <= MAX_SCALE:
+            raise MixError(f"the scale of adapter {use.name!r} is {use.scale:g}; it must be a finite number from {-MAX_SCALE:g} to {MAX_SCALE:g}")
         seen.add(use.name)
 
 

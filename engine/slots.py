@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .adapters.adapter import Adapter, LoraPair
+from .adapters.errors import AdapterError
 
 FUSED: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -69,7 +70,10 @@ def fused_modules(layers: int) -> dict[tuple[int, str], tuple[str, ...]]:
 
 
 def build_content(adapter: Adapter, layers: int, device: torch.device, dtype: torch.dtype) -> SlotContent:
-    """`adapter` as a slot holds it: on `device`, in `dtype`; scaling is folded into B in fp32 before it is rounded to `dtype`."""
+    """`adapter` as a slot holds it: on `device`, in `dtype`; scaling is folded into B in fp32 before it is rounded to `dtype`.
+
+    Raises AdapterError when B times its scaling is too large for `dtype`.
+    """
     parts: dict[tuple[int, str], FusedPart] = {}
     nbytes = 0
     for key, modules in fused_modules(layers).items():
@@ -79,6 +83,9 @@ def build_content(adapter: Adapter, layers: int, device: torch.device, dtype: to
             continue
         a = torch.cat([pair.a.to(device, dtype) for pair in present])
         b = tuple(None if pair is None else _expand_factor(pair, device, dtype) for pair in pairs)
+        if not all(torch.isfinite(factor).all() for factor in (a, *(factor for factor in b if factor is not None))):
+            raise AdapterError(f"adapter {adapter.info.name!r}: the weights of {' or '.join(modules)} times their effective scale are too large "
+                               f"for {str(dtype).removeprefix('torch.')}; load the base with --dtype fp32 or lower lora_alpha")
         parts[key] = FusedPart(a, b)
         nbytes += a.nbytes + sum(factor.nbytes for factor in b if factor is not None)
     return SlotContent(parts, nbytes, max(pair.rank for pair in adapter.modules.values()))

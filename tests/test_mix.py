@@ -40,7 +40,7 @@ def test_a_name_given_twice_is_refused() -> None:
         check_mix((AdapterUse("json", 1), AdapterUse("json", 0.5)), INFOS)
 
 
-@pytest.mark.parametrize("scale", [nan, inf, -inf])
+@pytest.mark.parametrize("scale", [nan, inf, -inf, 1e7, -1e300])
 def test_a_scale_that_is_no_number_is_refused(scale: float) -> None:
     with pytest.raises(MixError, match="finite"):
         check_mix((AdapterUse("json", scale),), INFOS)

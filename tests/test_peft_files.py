@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -285,6 +286,29 @@ def test_configs_that_are_none(adapter_folder: Folder, load: Callable[[Path], Ad
     (folder / CONFIG).write_text(text)
     with pytest.raises(ValueError, match=CONFIG):
         load(folder)
+
+
+@pytest.mark.parametrize("broken", [CONFIG, SAFETENSORS, PICKLE])
+def test_broken_bytes_give_a_sentence(adapter_folder: Folder, load: Callable[[Path], Adapter], seed: int, broken: str) -> None:
+    rng = random.Random(seed)
+    folder = adapter_folder("a", rank_pattern={"q_proj": 4}, alpha_pattern={"v_proj": 2})
+    if broken == PICKLE:
+        torch.save(load_file(folder / SAFETENSORS), folder / PICKLE)
+        (folder / SAFETENSORS).unlink()
+    good = (folder / broken).read_bytes()
+    refused = 0
+    for _ in range(120):
+        data = bytearray(good)
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(data) if rng.random() < 0.5 else min(len(data), 700))
+            data[at:at + rng.choice([0, 1, 1, 8])] = rng.randbytes(rng.choice([0, 1, 1, 8]))
+        (folder / broken).write_bytes(data[:rng.randrange(len(data))] if rng.random() < 0.2 else data)
+        try:
+            load(folder)
+        except (ValueError, OSError) as error:
+            refused += 1
+            assert "\n" not in str(error) and "\x1b" not in str(error), error
+    assert refused > 40
 
 
 # -- what is said --------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lora_bench.engine.adapters.adapter import Adapter
+from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.adapters.peft import load_adapter, open_adapter
 from lora_bench.engine.eviction import Lru
 from lora_bench.engine.models.facts import ModelFacts, module_shapes
@@ -75,6 +76,13 @@ def test_scaling_is_folded_before_rounding(adapter_folder: Folder, tiny_facts: M
     assert torch.equal(part.b[0], (pair.b * pair.scaling).T.bfloat16())
     assert content.nbytes == sum(pair.a.numel() + pair.b.numel() for pair in adapter.modules.values()) * 2
     assert content.rank == 4
+
+
+def test_weights_too_large_for_the_dtype_are_refused(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
+    adapter = load_adapter(open_adapter(adapter_folder("a", lora_alpha=1e7)), tiny_facts, "a")
+    build_content(adapter, tiny_facts.layers, CPU, torch.bfloat16)
+    with pytest.raises(AdapterError, match="adapter 'a': .*too large for float16"):
+        build_content(adapter, tiny_facts.layers, CPU, torch.float16)
 
 
 def test_one_adapter_is_used_as_it_lies(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
