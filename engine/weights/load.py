@@ -15,7 +15,10 @@ from .entry import TensorEntry
 from .files import FormatError, open_regular
 
 CHUNK_BYTES = 1 << 20
-"""read and converted at once: small enough for the processor's cache, and for a prompt cancel"""
+"""read at once: small enough for a prompt cancel"""
+SERIAL_ELEMENTS = 32_000
+"""converted at once on the CPU: below torch's 32,768, from which an operation is shared by threads. Threads that wait for each other
+at every operation make loading several times slower on a busy machine, and hardly faster on an idle one."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -73,10 +76,18 @@ def _read(entry: TensorEntry, stream: BinaryIO, device: torch.device, dtype: tor
         data = buffer[:count * kind.block_bytes]
         if stream.readinto(memoryview(data.numpy())) != data.numel():
             raise _changed(entry)
-        start, size = first * kind.block_elements, count * kind.block_elements
-        flat[start:start + size].copy_(dequantize(data.to(device), entry.type))
+        _convert(data.to(device), entry.type, flat[first * kind.block_elements:(first + count) * kind.block_elements])
         advance(data.numel())
     return flat.view(entry.shape)
+
+
+def _convert(data: Tensor, type_name: str, out: Tensor) -> None:
+    """Dequantise `data` into `out`, a piece at a time on the CPU."""
+    kind = QUANT_TYPES[type_name]
+    blocks = max(1, SERIAL_ELEMENTS // kind.block_elements if data.device.type == "cpu" else data.numel())
+    pieces, places = data.split(blocks * kind.block_bytes), out.split(blocks * kind.block_elements)
+    for piece, place in zip(pieces, places, strict=True):
+        place.copy_(dequantize(piece, type_name))
 
 
 def _changed(entry: TensorEntry) -> FormatError:
