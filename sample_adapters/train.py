@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -65,14 +66,15 @@ def attach(base: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: R
 
 def save(model: PeftModel, folder: Path, base_name: str) -> int:
     """Writes adapter_config.json and adapter_model.safetensors (bf16) into `folder`; returns the bytes of the weights."""
-    model.save_pretrained(folder, save_embedding_layers=False)
-    (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
-    weights = folder / "adapter_model.safetensors"
-    save_file({k: v.to(torch.bfloat16).contiguous() for k, v in load_file(weights).items()}, weights, metadata={"format": "pt"})
-    config_file = folder / "adapter_config.json"
-    config = json.loads(config_file.read_text()) | {"base_model_name_or_path": base_name}
+    with TemporaryDirectory() as scratch:  # PEFT writes a model card too, over a README.md that may be somebody's
+        model.save_pretrained(scratch, save_embedding_layers=False)
+        tensors = load_file(Path(scratch) / "adapter_model.safetensors")
+        config = json.loads((Path(scratch) / "adapter_config.json").read_text()) | {"base_model_name_or_path": base_name}
     config["target_modules"] = sorted(config["target_modules"])
-    config_file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    weights = folder / "adapter_model.safetensors"
+    save_file({name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}, weights, metadata={"format": "pt"})
     return weights.stat().st_size
 
 
@@ -141,7 +143,10 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(arguments.threads)
     recipe, started = RECIPES[arguments.name], time.monotonic()
-    base, tokenizer = load_base(arguments.base, torch.bfloat16)
+    try:
+        base, tokenizer = load_base(arguments.base, torch.bfloat16)
+    except (OSError, ValueError) as error:
+        parser.exit(1, f"the base could not be loaded: {error}\n")
     model = attach(base, tokenizer, recipe)
     train(model, tokenizer, arguments.name)
     size = save(model, arguments.out, base.config.name_or_path)
