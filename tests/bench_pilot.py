@@ -49,8 +49,9 @@ async def wait_until(pilot: Pilot, true: Callable[[], object], seconds: float = 
 async def settled(pilot: Pilot) -> None:
     """All events are folded in and shown."""
     await wait_until(pilot, lambda: not pilot.app.inbox)
-    await pilot.app.show()
-    await pilot.pause()
+    for _ in range(2):  # what is drawn may change how much room there is to draw
+        await pilot.app.show()
+        await pilot.pause()
 
 
 async def say(pilot: Pilot, text: str) -> None:

@@ -21,7 +21,7 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
         _effective(info, scale),
         f"{info.matched}/{info.total} modules {'✓ all' if info.matched == info.total else '⚠ the rest has no place here'}",
         " " + " ".join(f"{clean_line(kind, 24)}×{layers}" for kind, layers in list(info.targets.items())[:12]),
-        f"{size_text(info.bytes)} · sha {info.digest[:12]}",
+        f"{size_text(info.bytes)} · sha {clean_line(info.digest[:12])}",
         clean_line(f"for {info.base_model}", width) if info.base_model else "does not say for which base",
     ]
     if info.norms:

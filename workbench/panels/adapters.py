@@ -13,6 +13,7 @@ from ..keys import bindings
 from ..mixboard import parse_scale, scale_text
 from ..paste import pasted_paths
 from ..state import StartAdapter
+from ..text import clean_line
 from ..widgets.adapter_list import AdapterList
 from ..widgets.ask import Ask
 from ..widgets.scale_bar import on_grid
@@ -21,6 +22,8 @@ from .engine import Panel, title
 
 class Details(Panel):
     """The facts of one adapter."""
+
+    WRAPS = True
 
     def show(self, control: Control, name: str | None) -> None:
         if name is None:
@@ -53,7 +56,8 @@ class AdaptersPanel(Vertical):
         on_now, total = len(state.mix()), len(state.board.names)
         mode = "BYPASSED: base only" if state.board.now.bypass else f"solo: {state.board.now.solo}" if state.board.now.solo else ""
         reading = f"reading {len(state.wanted)}" if state.wanted and state.model else ""
-        self.query_one("#adapters-title", Static).update(title("ADAPTERS", "  ".join(filter(None, (f"{on_now} act / {total}", mode, reading)))))
+        facts = "  ".join(filter(None, (f"{on_now} act / {total}", mode, reading)))
+        self.query_one("#adapters-title", Static).update(title("ADAPTERS", clean_line(facts)), layout=False)
         self.query_one(AdapterList).show(state)
         self._show_details()
 

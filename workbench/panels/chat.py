@@ -151,6 +151,7 @@ class Transcript(VerticalScroll, can_focus=False):
         super().__init__(id="transcript")
         self._views: list[ItemView] = []
         self._writing = asyncio.Lock()
+        self._shown_welcome: Content | None = None
         self._welcome = Static("", id="welcome", markup=False)
 
     def compose(self) -> ComposeResult:
@@ -167,7 +168,9 @@ class Transcript(VerticalScroll, can_focus=False):
     async def show(self, items: list[Item], welcome: Content) -> None:
         """Bring the views to the items; `welcome` stands where there are none."""
         self._welcome.display = not items
-        self._welcome.update(welcome)
+        if not items and welcome != self._shown_welcome:
+            self._shown_welcome = welcome
+            self._welcome.update(welcome)
         async with self._writing:  # keys and ticks may ask at once
             await self._match(items)
             for view in self._views:

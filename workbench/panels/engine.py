@@ -16,17 +16,22 @@ LORA_OPS = ("shrink", "expand")
 
 
 class Panel(Static):
-    """A text that is redrawn only when it changed."""
+    """A text that is redrawn only when it changed; the screen is laid out anew only when its height may have."""
+
+    WRAPS = False
 
     def __init__(self, name: str) -> None:
         super().__init__("", id=f"panel-{name}", classes="panel", markup=False)
         self._shown: Content | None = None
+        self._height = 0
+        self.styles.text_wrap = "wrap" if self.WRAPS else "nowrap"
 
     def put(self, lines: list[Line]) -> None:
         content = Content("\n").join(line if isinstance(line, Content) else Content(line) for line in lines)
         if content != self._shown:
-            self._shown = content
-            self.update(content)
+            height = content.get_height({}, self.columns) if self.WRAPS else len(lines)
+            self.update(content, layout=height != self._height)
+            self._shown, self._height = content, height
 
     @property
     def columns(self) -> int:
@@ -40,6 +45,8 @@ def title(text: str, rest: str = "") -> Content:
 
 class SlotsPanel(Panel):
     """Which adapter lies in which slot, how long unused, pinned, in use; the host tier; the last eviction."""
+
+    WRAPS = True
 
     def show(self, state: BenchState) -> None:
         slots, host = state.snapshot.slots, state.snapshot.host
@@ -106,6 +113,8 @@ class StepsPanel(Panel):
 
 class EventsPanel(Panel):
     """What happened and why, newest first."""
+
+    WRAPS = True
 
     def show(self, state: BenchState) -> None:
         lines: list[Line] = [title("EVENTS")]

@@ -51,6 +51,7 @@ class BenchScreen(Screen):
     def __init__(self, control: Control) -> None:
         super().__init__()
         self.control = control
+        self._hint = ""
 
     def compose(self) -> ComposeResult:
         yield Static(TOO_SMALL, id="too-small", markup=False)
@@ -60,7 +61,7 @@ class BenchScreen(Screen):
             with Vertical(id="middle"):
                 yield Transcript()
                 yield Static("", id="hint", markup=False)
-                yield Prompt()
+                yield Prompt(lambda: self.control.state.engine == "gone")
             yield EnginePanels(id="engine-side")
         yield Static("", id="status", markup=False)
         yield Footer()
@@ -74,15 +75,21 @@ class BenchScreen(Screen):
     async def show(self) -> None:
         """Bring every pane to the store."""
         state = self.control.state
-        self.query_one("#header", Static).update(header_line(state, self.size.width))
-        self.query_one("#hint", Static).update(Content(clean_line(state.hint, 200)))
-        self.query_one("#hint", Static).display = bool(state.hint)
+        self.query_one("#header", Static).update(header_line(state, self.size.width), layout=False)
+        self._show_hint(clean_line(state.hint, 200))
         self.query_one(AdaptersPanel).show()
         if self.has_class("-wide") or self.has_class("-broad"):
             self.query_one(EnginePanels).show(self.control)
         else:
-            self.query_one("#status", Static).update(status_line(state, self.size.width))
+            self.query_one("#status", Static).update(status_line(state, self.size.width), layout=False)
         await self.query_one(Transcript).show(state.items, welcome(state))
+
+    def _show_hint(self, text: str) -> None:
+        if text != self._hint:
+            self._hint = text
+            shown = self.query_one("#hint", Static)
+            shown.update(Content(text))
+            shown.display = bool(text)
 
     # -- messages of the panes ------------------------------------------------------------------
     @on(AdaptersPanel.Changed)

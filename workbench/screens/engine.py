@@ -43,7 +43,7 @@ class EngineScreen(Screen):
 
     async def show(self) -> None:
         """Bring every panel to the store."""
-        self.query_one("#header", Static).update(header_line(self._control.state, self.size.width))
+        self.query_one("#header", Static).update(header_line(self._control.state, self.size.width), layout=False)
         for panel in self.query(Panel):
             panel.show(self._control.state)
 

@@ -91,9 +91,10 @@ class AdapterList(ScrollView, can_focus=True):
         rows = rows_of(state)
         if rows == self.rows:
             return
+        if len(rows) != len(self.rows):
+            self.virtual_size = Size(self.size.width, len(rows))
+            self.styles.height = max(len(rows), 1)
         self.rows = rows
-        self.virtual_size = Size(self.size.width, len(rows))
-        self.styles.height = max(len(rows), 1)
         self.cursor = min(self.cursor, max(len(rows) - 1, 0))
         self.refresh()
 

@@ -1,6 +1,8 @@
 """The field for the message to the model."""
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from textual import events
 from textual.message import Message
 from textual.widgets import TextArea
@@ -31,8 +33,9 @@ class Prompt(TextArea):
             super().__init__()
             self.size = size
 
-    def __init__(self) -> None:
+    def __init__(self, engine_gone: Callable[[], bool] = lambda: False) -> None:
         super().__init__(id="prompt", placeholder="Message…  Enter sends, / for commands", show_line_numbers=False, compact=True)
+        self._engine_gone = engine_gone
         self._history: list[str] = []
         self._at = 0
 
@@ -42,6 +45,10 @@ class Prompt(TextArea):
             event.prevent_default()
             event.stop()
             self.action_send()
+        elif event.key == "ctrl+e" and self._engine_gone():  # else it goes to the end of the line, as in every field
+            event.prevent_default()
+            event.stop()
+            await self.app.run_action("restart_engine")
         else:
             await super()._on_key(event)
 

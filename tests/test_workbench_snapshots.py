@@ -1,0 +1,67 @@
+"""Pictures of the screens. After a wanted change: pytest tests/test_workbench_snapshots.py --snapshot-update, and look at the diff."""
+from __future__ import annotations
+
+import pytest
+import textual
+from bench_pilot import bench_app, say, settled, wait_until
+from fake_engine import stats
+from lora_bench.engine import protocol as p
+from lora_bench.workbench.screens.engine import EngineScreen
+from textual.pilot import Pilot
+from textual.widgets import TextArea
+
+MADE_WITH = "8.2.8"
+pytestmark = pytest.mark.skipif(textual.__version__ != MADE_WITH, reason=f"the pictures were made with textual {MADE_WITH}")
+REPLY = "Arr, **silicon** seas roar,\nwarps set sail in lockstep, arr —\n\n```python\nprint('aye')\n```\n- one\n- two"
+
+
+async def a_chat(pilot: Pilot) -> None:
+    """A finished reply under a spliced mix, then one line of help."""
+    app = pilot.app
+    app.screen.query_one(TextArea).cursor_blink = False
+    await wait_until(pilot, lambda: app.state.model and not app.state.wanted)
+    await say(pilot, "A haiku about GPUs?")
+    await wait_until(pilot, lambda: not app.state.running)
+    app.state.board.set_scale("pirate", -0.5)
+    app.control.send_mix()
+    await say(pilot, "And the sea?")
+    number = app.state.versions()[-1].request_id
+    mix = app.state.mix()
+    activation = p.Activation("certainty", False, -1, 3, "nearest: «<|jud» at token 4")
+    app.engine.emit(p.RequestStarted(number, 31, (activation,)), p.TextDelta(number, "The sea be", 3))
+    await settled(pilot)
+    app.engine.emit(p.MixSet(mix[:1], {number: 3}), p.TextDelta(number, " wide.", 5), p.RequestFinished(number, "stop", stats(5)))
+    await settled(pilot)
+    await pilot.press("f2")
+    await settled(pilot)
+
+
+async def a_death(pilot: Pilot) -> None:
+    await a_chat(pilot)
+    pilot.app.engine.emit(p.EngineFailed("the engine process is gone: it was killed by signal 9, SIGKILL (out of memory, or killed by hand)"))
+    await settled(pilot)
+
+
+async def the_engine_screen(pilot: Pilot) -> None:
+    await a_chat(pilot)
+    await pilot.press("f4")
+    await wait_until(pilot, lambda: isinstance(pilot.app.screen, EngineScreen))
+    await settled(pilot)
+
+
+@pytest.mark.parametrize("size", [(160, 45), (120, 36), (80, 24)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_main_screen(snap_compare, size: tuple[int, int]) -> None:
+    assert snap_compare(bench_app(REPLY), terminal_size=size, run_before=a_chat)
+
+
+def test_main_screen_without_colour(snap_compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert snap_compare(bench_app(REPLY), terminal_size=(120, 36), run_before=a_chat)
+
+
+def test_dead_engine(snap_compare) -> None:
+    assert snap_compare(bench_app(REPLY), terminal_size=(120, 36), run_before=a_death)
+
+
+def test_engine_screen(snap_compare) -> None:
+    assert snap_compare(bench_app(REPLY), terminal_size=(120, 36), run_before=the_engine_screen)
