@@ -1,0 +1,126 @@
+"""The real program with its real engine in a real terminal, as a person uses it."""
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from scripted_base import write_scripted_base
+from terminal import Terminal
+
+CTRL_E, CTRL_Q, ENTER, F2, F3 = "\x05", "\x11", "\r", "\x1bOQ", "\x1bOR"
+QUESTION = "What is the capital of France?"
+EVIL = ["Look: ", "\x1b]2;PWN", "ED\x07 and ", "\x1b]0;GOT", "CHA\x1b\\ and ", "\x1b[2J\x1b[1;1H", "[/nope] ", "[red]", "\x9b31m", "\u202eesrever", " end.\n"]
+
+Open = Callable[..., Terminal]
+
+
+@pytest.fixture
+def open_terminal() -> Iterator[Open]:
+    opened: list[Terminal] = []
+
+    def start(*arguments: str, **options) -> Terminal:
+        opened.append(Terminal(*arguments, **options))
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.close()
+
+
+def ask(terminal: Terminal, question: str) -> None:
+    """Type a question and send it once it stands in the prompt."""
+    before = terminal.text.count(question)
+    terminal.type(question)
+    terminal.wait_for(lambda text: text.count(question) > before)
+    terminal.type(ENTER)
+
+
+def test_ask_switch_an_adapter_on_ask_again_and_quit(sample_base: Path, open_terminal: Open) -> None:
+    terminal = open_terminal()
+    terminal.wait_for(lambda text: "engine idle" in text and "pirate" in text)
+    title = terminal.screen.title
+    ask(terminal, QUESTION)
+    text = terminal.wait_for(lambda text: "Paris" in text and text.count("tok/s") == 1)
+    assert "Arrr" not in text
+    terminal.type(F2)
+    while not re.search(r"\[.\]▸pirate", terminal.text):
+        line = re.search(r"\[.\]▸(\w+)", terminal.text)
+        terminal.type("j")
+        terminal.wait_for(lambda text, line=line: (now := re.search(r"\[.\]▸(\w+)", text)) and (not line or now[1] != line[1]))
+    terminal.type(" ")
+    terminal.wait_for("[x]▸pirate")
+    terminal.wait_for(lambda text: re.search(r"G\d pirate", text))
+    terminal.type(F3)
+    ask(terminal, QUESTION)
+    text = terminal.wait_for(lambda text: "Arrr" in text and text.count("tok/s") == 2)
+    assert "pirate ×1.00" in text and re.search(r"G\d pirate +r8", text)
+    assert terminal.screen.title == title
+    engine = terminal.children()
+    terminal.type(CTRL_Q)
+    assert terminal.wait_end() == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in engine)
+
+
+def test_a_reply_cannot_act_on_the_terminal(tmp_path: Path, open_terminal: Open) -> None:
+    base = write_scripted_base(tmp_path, EVIL)
+    terminal = open_terminal(str(base))
+    terminal.wait_for("engine idle")
+    title = terminal.screen.title
+    ask(terminal, "Do your worst")
+    text = terminal.wait_for(lambda text: "tok/s" in text and "end." in text)
+    assert terminal.screen.title == title
+    assert "Look: ␛]2;PWNED" in text and "[/nope]" in text
+    assert "engine idle" in text and "Do your worst" in text
+    for attack in ("\x1b]2;PWN", "\x1b]0;GOT", "\x9b31m", "\u202e"):
+        assert attack.encode() not in terminal.raw
+    terminal.type(CTRL_Q)
+    assert terminal.wait_end() == 0
+
+
+def test_the_engine_dies_and_is_started_again(tmp_path: Path, open_terminal: Open) -> None:
+    base = write_scripted_base(tmp_path, ["Here I am", ", again."])
+    terminal = open_terminal(str(base), columns=100, rows=30)
+    terminal.wait_for("engine idle")
+    ask(terminal, "Who is there?")
+    terminal.wait_for(lambda text: "Here I am, again." in text and "tok/s" in text)
+    os.kill(terminal.children()[0], signal.SIGKILL)
+    text = terminal.wait_for("signal 9")
+    assert "Here I am, again." in text and "Who is there?" in text
+    terminal.type(CTRL_E)
+    terminal.wait_for("engine idle")
+    ask(terminal, "And now?")
+    terminal.wait_for(lambda text: text.count("Here I am, again.") == 2)
+    terminal.type(CTRL_Q)
+    assert terminal.wait_end() == 0
+
+
+def test_a_model_that_does_not_load_opens_the_load_screen(tmp_path: Path, open_terminal: Open) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    good = tmp_path / "good"
+    good.mkdir()
+    write_scripted_base(good, ["It works", " now."])
+    terminal = open_terminal(str(tmp_path / "broken.gguf"), columns=100, rows=30)
+    text = terminal.wait_for(lambda text: "Open a base model" in text and "✗" in text)
+    assert "broken.gguf" in text
+    terminal.type(str(good) + ENTER)
+    terminal.wait_for("engine idle")
+    ask(terminal, "Hello?")
+    terminal.wait_for("It works now.")
+    terminal.type(CTRL_Q)
+    assert terminal.wait_end() == 0
+
+
+def test_quit_while_the_model_loads(sample_base: Path, open_terminal: Open) -> None:
+    terminal = open_terminal()
+    terminal.wait_for("engine")
+    engine = terminal.children()
+    terminal.type(CTRL_Q)
+    began = time.monotonic()
+    assert terminal.wait_end() == 0
+    print(f"it took {time.monotonic() - began:.2f} s to end")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in engine)
