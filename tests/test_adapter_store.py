@@ -381,5 +381,5 @@ def test_random_commands_keep_every_promise(tmp_path: Path, tiny_facts: ModelFac
                   tmp_path / name / "adapter_model.safetensors")
     StoreMachine.folder, StoreMachine.facts = tmp_path, tiny_facts
     case = StoreMachine.TestCase
-    case.settings = settings(max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+    case.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
     case().runTest()

@@ -113,10 +113,22 @@ def test_a_rank_other_than_the_configs_is_refused(adapter_folder: Folder, load: 
         load(_edit(adapter_folder("a"), rank_pattern={"q_proj": 3}))
 
 
+def test_competing_patterns_are_said(adapter_folder: Folder, load: Callable[[Path], Adapter]) -> None:
+    info = load(adapter_folder("a", r=4, alpha_pattern={r".*\.0\..*": 4, "q_proj": 8, "v_proj": 8})).info
+    assert info.effective_scales == (1.0, 2.0)
+    assert any("alpha_pattern" in note and "both match 'model.layers.0.self_attn.q_proj'" in note for note in info.notes)
+    assert load(adapter_folder("b", alpha_pattern={"q_proj": 8, "layers.0.self_attn.q_proj": 8})).info.notes == ()
+
+
 def test_patterns_that_backtrack_without_end_are_stopped() -> None:
     name = "model.layers.0.self_attn." + "a" * 40
     with pytest.raises(AdapterError, match="backtracks without end"):
         lookup({"(a+)+b": 1}, [name], 0, "x: rank_pattern")
+
+
+def test_a_flood_of_patterns_is_refused() -> None:
+    with pytest.raises(AdapterError, match="5,000 patterns are over the limit"):
+        lookup({f"layers.{number}.q_proj": 1 for number in range(5000)}, ["q_proj"], 0, "x: rank_pattern")
 
 
 def test_patterns_that_are_none_are_refused() -> None:

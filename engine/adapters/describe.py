@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 def describe(
     file: AdapterFile, name: str, modules: Mapping[str, LoraPair], unmatched: Sequence[str], pairs: Sequence[PairNames], facts: ModelFacts,
+    notes: Sequence[str],
 ) -> AdapterInfo:
-    """All of AdapterInfo but the invocation as text, which needs the base's tokenizer."""
+    """All of AdapterInfo but the invocation as text, which needs the base's tokenizer; `notes` are added to those made here."""
     settings = file.settings
     norms = layer_norms(modules, facts.layers)
     dtypes = sorted({str(pair.a.dtype).removeprefix("torch.") for pair in modules.values()})
@@ -37,7 +38,7 @@ def describe(
         base_model=settings.base_model,
         invocation_tokens=settings.invocation,
         norms=norms,
-        notes=file.notes + tuple(_notes(file, modules, unmatched, pairs)),
+        notes=(*file.notes, *notes, *_notes(file, modules, unmatched, pairs)),
     )
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from ..weights.files import show
@@ -14,6 +15,9 @@ from .errors import AdapterError
 SECONDS = 3.0
 """what the patterns of one config may take; the longest honest ones take milliseconds"""
 MAX_PATTERN = 2000
+MAX_PATTERNS = 4096
+MAX_INLINE = 1_000_000
+"""pairs of a pattern and a name that are matched in this process, at about a microsecond each"""
 Value = TypeVar("Value")
 
 _PLAIN = re.compile(r"(?:[\w\-/:]|\\?\.|\[[\w\-]+\]|[\^$])*\Z")
@@ -22,7 +26,7 @@ _CHILD = """
 import json, re, sys
 keys, names = json.load(sys.stdin)
 rules = [re.compile(rf"(.*\\.)?({key})$") for key in keys]
-json.dump([next((i for i, rule in enumerate(rules) if rule.match(name)), -1) for name in names], sys.stdout)
+json.dump([[i for i, rule in enumerate(rules) if rule.match(name)] for name in names], sys.stdout)
 """
 
 
@@ -31,15 +35,35 @@ def lookup(pattern: Mapping[str, Value], names: Sequence[str], default: Value, w
 
     `where` (file and field) is for messages. Raises AdapterError for a key that is no regular expression or takes too long.
     """
+    found = _matches(tuple(pattern), tuple(names), where)
     keys = list(pattern)
+    # PEFT falls back to a literal key; re has matched those, except keys with characters that re reads otherwise
+    return [pattern[keys[indexes[0]]] if indexes else pattern.get(name, default) for name, indexes in zip(names, found, strict=True)]
+
+
+def overlap(pattern: Mapping[str, Value], names: Sequence[str], where: str) -> tuple[str, str, str] | None:
+    """The first module name that keys with different values match, with the key that holds and the next other one; None without any."""
+    keys = list(pattern)
+    for name, indexes in zip(names, _matches(tuple(pattern), tuple(names), where), strict=True):
+        other = next((index for index in indexes if pattern[keys[index]] != pattern[keys[indexes[0]]]), None)
+        if other is not None:
+            return name, keys[indexes[0]], keys[other]
+    return None
+
+
+@lru_cache(maxsize=4)
+def _matches(keys: tuple[str, ...], names: tuple[str, ...], where: str) -> list[list[int]]:
+    """For every name the indexes of the keys that match it, in order."""
+    if len(keys) > MAX_PATTERNS:
+        raise AdapterError(f"{where}: {len(keys):,} patterns are over the limit of {MAX_PATTERNS:,}")
     for key in keys:
         _check(key, where)
     if not keys or not names:
-        return [default] * len(names)
-    simple = all(_PLAIN.match(key) for key in keys)
-    found = _first_matches(keys, names) if simple else _first_matches_bounded(keys, names, where)
-    # PEFT falls back to a literal key; re has matched those, except keys with characters that re reads otherwise
-    return [pattern.get(name, default) if index < 0 else pattern[keys[index]] for name, index in zip(names, found, strict=True)]
+        return [[] for _ in names]
+    if len(keys) * len(names) <= MAX_INLINE and all(_PLAIN.match(key) for key in keys):
+        rules = [re.compile(rf"(.*\.)?({key})$") for key in keys]
+        return [[index for index, rule in enumerate(rules) if rule.match(name)] for name in names]
+    return _matches_bounded(keys, names, where)
 
 
 def _check(key: str, where: str) -> None:
@@ -51,12 +75,7 @@ def _check(key: str, where: str) -> None:
         raise AdapterError(f"{where}: {show(key)} is not a regular expression ({error}); correct the config") from None
 
 
-def _first_matches(keys: Sequence[str], names: Sequence[str]) -> list[int]:
-    rules = [re.compile(rf"(.*\.)?({key})$") for key in keys]
-    return [next((index for index, rule in enumerate(rules) if rule.match(name)), -1) for name in names]
-
-
-def _first_matches_bounded(keys: Sequence[str], names: Sequence[str], where: str) -> list[int]:
+def _matches_bounded(keys: Sequence[str], names: Sequence[str], where: str) -> list[list[int]]:
     """The same in a child process that can be stopped: `re` cannot be, once it has begun to backtrack."""
     try:
         child = subprocess.run(

@@ -16,7 +16,7 @@ from ..weights.safetensors import read_header
 from .config import LoraSettings, read_settings
 from .errors import AdapterError
 from .keys import PairNames, match_modules, pair_names
-from .patterns import lookup
+from .patterns import lookup, overlap
 
 if TYPE_CHECKING:
     from ..models.facts import ModelFacts
@@ -100,7 +100,7 @@ def load_adapter(file: AdapterFile, facts: ModelFacts, name: str) -> Adapter:
     for module, pair in sorted(matched.items()):
         _check_shape(file, source.shapes, modules[module], pair)
         loaded[module] = source.read(pair, scalings[module])
-    return Adapter(describe(file, name, loaded, unmatched, pairs, facts), loaded)
+    return Adapter(describe(file, name, loaded, unmatched, pairs, facts, _pattern_notes(file, matched)), loaded)
 
 
 def _locate(given: Path) -> tuple[Path, Path | None]:
@@ -166,6 +166,16 @@ def _scalings(file: AdapterFile, matched: Mapping[str, PairNames], shapes: Mappi
                                    f"(lora_A [{rank}, inputs], lora_B [outputs, {rank}]); the config and the weights do not belong together")
         scalings[module] = settings.scaling(alpha, rank)
     return scalings
+
+
+def _pattern_notes(file: AdapterFile, matched: Mapping[str, PairNames]) -> list[str]:
+    """Ranks are proved by the tensors; an alpha for which two patterns compete is not."""
+    found = overlap(file.settings.alpha_pattern, [pair.path for pair in matched.values()], f"{file.config_path}: alpha_pattern")
+    if found is None:
+        return []
+    name, first, other = found
+    return [f"alpha_pattern {show(first)} and {show(other)} both match {show(name)}: the first in the file holds, as PEFT reads it; "
+            "PEFT sorts patterns when it saves them, so training may have used the other"]
 
 
 def _check_shape(file: AdapterFile, shapes: Mapping[str, tuple[int, ...]], base: tuple[int, int], pair: PairNames) -> None:
