@@ -6,13 +6,16 @@ import random
 import pytest
 from bench_pilot import bench_app, running, say, screen_text, settled, wait_until
 from fake_engine import stats
+from textual import events
+
 from lora_bench.engine import protocol as p
 from lora_bench.workbench.control import MAX_PROMPT
 from lora_bench.workbench.keys import KEYS, bindings
 from lora_bench.workbench.panels.chat import TurnView
+from lora_bench.workbench.screens.help import HelpScreen
 from lora_bench.workbench.widgets.adapter_list import AdapterList
+from lora_bench.workbench.widgets.ask import Ask
 from lora_bench.workbench.widgets.prompt import Prompt
-from textual import events
 
 
 def uses(*pairs: tuple[str, float]) -> p.Mix:
@@ -256,6 +259,8 @@ def test_every_binding_has_an_id_of_its_own_and_a_line_of_help() -> None:
     ids = [binding.id for pane in KEYS for binding in bindings(pane)]
     assert len(ids) == len(set(ids)) and all(ids)
     assert all(key.help and key.label for keys in KEYS.values() for key in keys)
+    others = [binding for owner in (Ask, HelpScreen) for binding in owner.BINDINGS]
+    assert all(binding.id and binding.tooltip for binding in others)
 
 
 async def test_every_binding_of_the_screen_is_in_the_palette_and_does_what_it_says() -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from lora_bench.engine import protocol as p
 from lora_bench.workbench.backends.local import LocalBackend
 

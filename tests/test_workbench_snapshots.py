@@ -5,10 +5,11 @@ import pytest
 import textual
 from bench_pilot import bench_app, say, settled, wait_until
 from fake_engine import stats
-from lora_bench.engine import protocol as p
-from lora_bench.workbench.screens.engine import EngineScreen
 from textual.pilot import Pilot
 from textual.widgets import TextArea
+
+from lora_bench.engine import protocol as p
+from lora_bench.workbench.screens.engine import EngineScreen
 
 MADE_WITH = "8.2.8"
 pytestmark = pytest.mark.skipif(textual.__version__ != MADE_WITH, reason=f"the pictures were made with textual {MADE_WITH}")

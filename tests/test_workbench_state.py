@@ -6,6 +6,7 @@ from datetime import datetime
 
 import pytest
 from fake_engine import FakeEngine, adapter, stats, step
+
 from lora_bench.engine import protocol as p
 from lora_bench.workbench.commands import run_command
 from lora_bench.workbench.control import Control
@@ -156,7 +157,7 @@ def test_another_model_gets_the_same_adapters_and_one_that_does_not_fit_stays_on
     bench = Bench(PIRATE)
     bench.engine.answers = False
     bench.control.open_model(p.LoadModel("/other"))
-    bench.tell(p.ModelLoaded(bench.engine.snapshot().model, 1.0))
+    bench.tell(p.AdapterUnloaded("pirate", 9), p.ModelLoaded(bench.engine.snapshot().model, 1.0))
     assert bench.engine.of(p.LoadAdapter)[-1] == p.LoadAdapter("/a/pirate", "pirate")
     bench.tell(p.AdapterFailed("pirate", "/a/pirate", "no module fits"))
     assert bench.state.failed == {"pirate": "no module fits"} and bench.state.mix() == ()
@@ -245,7 +246,7 @@ def test_activations_are_told_under_the_reply() -> None:
     bench.control.ask("x")
     bench.tell(p.RequestStarted(1, 9, (p.Activation("c", True, 5, 3, "«<|judge|>»"), p.Activation("d", False, -1, 2, "nearest: «<|jud»"))))
     lines = [line.plain for line in meter_lines(bench.reply)]
-    assert "acts from token 5" in lines[1] and "off: its invocation is not in the prompt" in lines[2] and "nearest" in lines[2]
+    assert "acts from token 5" in lines[1] and "d is off · nearest" in lines[2]
 
 
 # -- death ----------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ class Control:
         self._paths: dict[str, str] = {}
         self._pins: set[str] = set()
         self._invocations: dict[str, str] = {}
+        self._leaving: set[str] = set()
+        """adapters that the person asked to unload"""
         self._last_id = 0
         self._last_mix: p.Mix | None = None
 
@@ -51,8 +53,8 @@ class Control:
                 self._adapter_ready(event.adapter)
             case p.AdapterFailed():
                 self._answered(event.path, event.name)
-            case p.AdapterUnloaded():
-                self._forget(event.name)
+            case p.AdapterUnloaded() if event.name in self._leaving:
+                self._forget(event.name)  # one that another base pushed out stays on the board and is read again
             case p.EngineFailed():
                 self._last_mix = None
             case p.MixRefused() if event.mix == self._last_mix:
@@ -88,9 +90,9 @@ class Control:
 
     def unload(self, name: str) -> None:
         if name in self.state.adapters:
+            self._leaving.add(name)
             self._backend.send(p.UnloadAdapter(name))
         else:
-            self.state.board.remove(name)
             self._forget(name)
 
     def pin(self, name: str) -> None:
@@ -236,6 +238,8 @@ class Control:
         return found
 
     def _forget(self, name: str) -> None:
+        self.state.board.remove(name)
+        self._leaving.discard(name)
         self._paths.pop(name, None)
         self._pins.discard(name)
         self._invocations.pop(name, None)

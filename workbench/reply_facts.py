@@ -16,7 +16,7 @@ def meter_lines(version: Version) -> list[Content]:
     style = "$text-error" if version.phase in ("failed", "lost") else "$foreground 60%"
     lines = [Content.assemble((clean_line(_figures(version), 600), style))]
     for activation in version.activations:
-        where = f"acts from token {activation.start}" if activation.found else "off: its invocation is not in the prompt"
+        where = f"acts from token {activation.start}" if activation.found else "is off"
         mark = "" if activation.found else "$text-warning"
         text = f"⚑ {activation.adapter} {where} · {activation.detail}"
         lines.append(Content.assemble((clean_line(text, 300), mark or "$foreground 60%")))

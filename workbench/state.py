@@ -167,7 +167,6 @@ class BenchState:
 
     def _on_AdapterUnloaded(self, event: p.AdapterUnloaded) -> None:
         self.adapters.pop(event.name, None)
-        self.board.remove(event.name)
 
     def _on_AdapterFailed(self, event: p.AdapterFailed) -> None:
         if event.name in self.board:

@@ -55,6 +55,7 @@ class SlotsPanel(Panel):
         lines += [self._slot(slot, state.idle_seconds(slot)) for slot in slots] or ["no model yet"]
         if host.limit_bytes:
             lines.append(f"host {len(host.adapters)} · {size_text(host.used_bytes)} of {size_text(host.limit_bytes)}")
+            lines.append(f"engine process {size_text(state.snapshot.memory_bytes)}")
         if last := state.last_eviction:
             lines.append(Content.assemble((clean_line(f"{last.at:%H:%M:%S} {last.text}", 160), "$foreground 60%")))
         self.put(lines)
@@ -79,7 +80,8 @@ class KvPanel(Panel):
         kv = state.snapshot.kv
         used = sum(owner.blocks for owner in kv.owners)
         share = used / kv.blocks if kv.blocks else 0.0
-        lines: list[Line] = [title("KV", f"{used}/{kv.blocks} blocks of {kv.block_tokens} · {size_text(kv.bytes)}")]
+        facts = f"{used}/{kv.blocks} blocks of {kv.block_tokens} · {size_text(kv.bytes)}" if kv.blocks else ""
+        lines: list[Line] = [title("KV", facts)]
         lines.append(f"{gauge(share, self.columns - 7)} {share:5.1%}")
         for owner in kv.owners[:6]:
             text = f"#{owner.request_id} {owner.tokens} tok · {owner.blocks} bl · {mix_text(owner.mix)}"

@@ -12,6 +12,7 @@ from textual.widgets import Input, Static
 
 from ..text import clean_line
 
+MOST_CHARACTERS = 16_000
 Take = Callable[[str], str | None]
 """Takes the answer; returns a sentence when it will not do."""
 
@@ -28,7 +29,7 @@ class Ask(Vertical):
 
     def compose(self) -> ComposeResult:
         yield Static("", id="ask-label", markup=False)
-        yield Input(id="ask-field", compact=True, select_on_focus=True)
+        yield Input(id="ask-field", compact=True, select_on_focus=True, max_length=MOST_CHARACTERS)
         yield Static("", id="ask-problem", markup=False)
 
     def ask(self, label: str, value: str, take: Take) -> None:
@@ -40,7 +41,7 @@ class Ask(Vertical):
         self._problem("")
         self.display = True
         field = self.query_one(Input)
-        field.value = clean_line(value, 4000)
+        field.value = clean_line(value, MOST_CHARACTERS)
         field.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
