@@ -1,6 +1,7 @@
 """A base out of a GGUF file or the parts of one."""
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def read_gguf_base(path: Path) -> BaseFile:
     ends |= {i for i, (text, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == _CONTROL and text in TURN_END_TEXTS}
     template = metadata.get("tokenizer.chat_template")
     return BaseFile(
-        path=path, name=_name(metadata, path), format="gguf", facts=facts, tensors=tensors, tokenizer=source,
+        path=path, name=_name(path), format="gguf", facts=facts, tensors=tensors, tokenizer=source,
         chat_template=template if isinstance(template, str) and template else None, end_tokens=tuple(sorted(ends)),
         file_bytes=header.file_bytes, weight_types=type_histogram(tensors),
         details={key.removeprefix("general."): str(metadata[key]) for key in _DETAILS if isinstance(metadata.get(key), str)},
@@ -74,6 +75,6 @@ def _flag(metadata: dict[str, Any], key: str) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _name(metadata: dict[str, Any], path: Path) -> str:
-    name = metadata.get("general.name")
-    return name if isinstance(name, str) and name.strip() else path.stem
+def _name(path: Path) -> str:
+    """The file's name: general.name is what a converter made of a folder, often no name that its user knows."""
+    return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
