@@ -22,7 +22,7 @@ def examine() -> dict[str, Any]:
         "lora_bench": _version("lora-bench"),
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": {name: _version(name) for name in ("torch", "triton", "textual", "tokenizers", "safetensors", "gguf", "pip")},
+        "packages": {name: _version(name) for name in ("torch", "triton", "numpy", "tokenizers", "textual", "pip")},
         "cpu": _cpu(),
         "memory": _memory(),
         "gpu": _gpu(),
