@@ -185,8 +185,8 @@ class AdapterStore:
         if given is not None:
             record = self._records.get(given)
             if record is not None and record.info.digest != digest:
-                raise AdapterError(f"{adapter.info.path}: the name {given!r} is taken by other content ({record.info.path}); unload that first "
-                                   "or choose another name")
+                raise AdapterError(f"{adapter.info.path}: the name {given!r} is taken by other content ({record.info.path}); "
+                                   "unload that first or choose another name")
             return given
         base = name = adapter.info.name
         number = 1
@@ -198,7 +198,8 @@ class AdapterStore:
     def _already_loaded(self, name: str, began: float) -> AdapterInfo:
         record = self._records[name]
         if record.leaving:
-            raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {_requests(self._pool.users(name))}; load it again after that")
+            raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {_requests(self._pool.users(name))}; "
+                               "load it again after that")
         info = msgspec.structs.replace(record.info, notes=(*record.info.notes, f"was already loaded as {name!r} with the same content"))
         self._emit(AdapterLoaded(info, _ms_since(began)))
         return info

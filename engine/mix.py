@@ -50,7 +50,8 @@ def check_mix(mix: Mix, known: Mapping[str, object]) -> None:
         if use.name in seen:
             raise MixError(f"adapter {use.name!r} is in the mix twice; give it once, with the sum of the scales")
         if not abs(use.scale) <= MAX_SCALE:
-            raise MixError(f"the scale of adapter {use.name!r} is {use.scale:g}; it must be a finite number from {-MAX_SCALE:g} to {MAX_SCALE:g}")
+            raise MixError(f"the scale of adapter {use.name!r} is {use.scale:g}; it must be a finite number "
+                           f"from {-MAX_SCALE:g} to {MAX_SCALE:g}")
         seen.add(use.name)
 
 

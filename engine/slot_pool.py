@@ -54,7 +54,8 @@ class SlotPool:
         missing = [name for name in names if name not in self._by_name]
         total = len(self.slots)
         if len(names) > total:
-            raise MixTooLarge(f"the mix needs {len(names)} slots, there are {total}; take adapters out of it or start with --slots {len(names)}")
+            raise MixTooLarge(f"the mix needs {len(names)} slots, there are {total}; take adapters out of it "
+                              f"or start with --slots {len(names)}")
         pinned = sorted(name for name in self.pinned if name in self._by_name and name not in names)
         if len(names) > total - len(pinned):
             raise MixTooLarge(f"the mix needs {len(names)} slots, {len(pinned)} of {total} are pinned to adapters outside it "
@@ -64,12 +65,15 @@ class SlotPool:
         in_use = frozenset().union(*others.values())
         victims = self._lru.victims(len(missing) - free, in_use | set(names) | self.pinned)
         if free + len(victims) < len(missing):
-            raise SlotsBusy(f"the mix needs {len(missing)} more of {total} slots, {free + len(victims)} can be had now; the rest are held by "
-                            f"request {', '.join(map(str, sorted(others)))}" + (f" or pinned ({', '.join(pinned)})" if pinned else ""))
+            raise SlotsBusy(f"the mix needs {len(missing)} more of {total} slots, {free + len(victims)} can be had now; the rest "
+                            f"are held by request {', '.join(map(str, sorted(others)))}"
+                            + (f" or pinned ({', '.join(pinned)})" if pinned else ""))
         return missing, victims
 
-    def settle(self, names: Sequence[str], arrivals: Sequence[Arrival], victims: Sequence[str], user: int | None, because: str) -> list[int]:
-        """Carry out a plan: evict `victims`, place `arrivals`, hold `names` for `user`. Returns the indexes of the slots that were emptied."""
+    def settle(
+        self, names: Sequence[str], arrivals: Sequence[Arrival], victims: Sequence[str], user: int | None, because: str,
+    ) -> list[int]:
+        """Carry out a plan: evict `victims`, place `arrivals`, hold `names` for `user`. Returns the indexes of the emptied slots."""
         emptied = []
         coming = ", ".join(arrival.name for arrival in arrivals)
         for name in victims:

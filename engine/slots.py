@@ -84,8 +84,8 @@ def build_content(adapter: Adapter, layers: int, device: torch.device, dtype: to
         a = torch.cat([pair.a.to(device, dtype) for pair in present])
         b = tuple(None if pair is None else _expand_factor(pair, device, dtype) for pair in pairs)
         if not all(torch.isfinite(factor).all() for factor in (a, *(factor for factor in b if factor is not None))):
-            raise AdapterError(f"adapter {adapter.info.name!r}: the weights of {' or '.join(modules)} times their effective scale are too large "
-                               f"for {str(dtype).removeprefix('torch.')}; load the base with --dtype fp32 or lower lora_alpha")
+            raise AdapterError(f"adapter {adapter.info.name!r}: the weights of {' or '.join(modules)} times their effective scale are "
+                               f"too large for {str(dtype).removeprefix('torch.')}; load the base with --dtype fp32 or lower lora_alpha")
         parts[key] = FusedPart(a, b)
         nbytes += a.nbytes + sum(factor.nbytes for factor in b if factor is not None)
     return SlotContent(parts, nbytes, max(pair.rank for pair in adapter.modules.values()))

@@ -49,7 +49,10 @@ class _Words:
 class _Bench:
     def __init__(self, facts: ModelFacts, slots: int = 2, host_bytes: int = 10 * BYTES) -> None:
         self.events: list[Event] = []
-        self.store = AdapterStore(facts, torch.device("cpu"), torch.float32, slots, host_bytes, self.events.append, _Words())  # type: ignore[arg-type]
+        words = _Words()
+        self.store = AdapterStore(
+            facts, torch.device("cpu"), torch.float32, slots, host_bytes, self.events.append, words,  # type: ignore[arg-type]
+        )
 
     def seen(self, kind: type) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]

@@ -62,7 +62,9 @@ def test_text_is_no_flag() -> None:
     ("use_qalora", True), ("use_bdlora", {"nblocks": 2}), ("arrow_config", {"top_k": 3}), ("megatron_config", {"a": 1}),
     ("kasa_config", {"beta": 1}), ("ensure_weight_tying", True), ("a_field_of_tomorrow", 7), ("peft_type", "IA3"),
 ])
-def test_a_field_that_changes_the_meaning_is_refused_by_name(adapter_folder: Folder, load: Callable[[Path], Adapter], field: str, value: object) -> None:
+def test_a_field_that_changes_the_meaning_is_refused_by_name(
+    adapter_folder: Folder, load: Callable[[Path], Adapter], field: str, value: object,
+) -> None:
     with pytest.raises(AdapterError, match=f"{field}.*not honoured yet") as refusal:
         load(adapter_folder("a", **{field: value}))
     assert json.dumps(value) in str(refusal.value)
@@ -78,11 +80,14 @@ def test_a_field_without_effect_is_no_obstacle(adapter_folder: Folder, load: Cal
 
 @pytest.mark.parametrize(("field", "value"), [
     ("r", "four"), ("r", -4), ("r", 0), ("r", True), ("r", 4.0), ("r", 10**9), ("r", None), ("lora_alpha", None), ("lora_alpha", "8"),
-    ("lora_alpha", float("nan")), ("lora_alpha", float("inf")), ("lora_alpha", 10**400), ("rank_pattern", [1]), ("rank_pattern", {"q_proj": 0}),
+    ("lora_alpha", float("nan")), ("lora_alpha", float("inf")), ("lora_alpha", 10**400), ("rank_pattern", [1]),
+    ("rank_pattern", {"q_proj": 0}),
     ("alpha_pattern", {"q_proj": None}), ("use_rslora", "yes"), ("target_modules", 3), ("alora_invocation_tokens", []),
     ("alora_invocation_tokens", "<s>"), ("alora_invocation_tokens", [-1]), ("alora_invocation_tokens", [50]),
 ])
-def test_a_value_that_cannot_be_is_refused_by_name(adapter_folder: Folder, load: Callable[[Path], Adapter], field: str, value: object) -> None:
+def test_a_value_that_cannot_be_is_refused_by_name(
+    adapter_folder: Folder, load: Callable[[Path], Adapter], field: str, value: object,
+) -> None:
     with pytest.raises(AdapterError, match=field.removeprefix("lora_")):
         load(_edit(adapter_folder("a"), **{field: value}))
 
@@ -363,5 +368,6 @@ def test_sample_adapters(
 
 
 def test_opening_needs_no_torch() -> None:
-    code = "import sys; from lora_bench.engine.adapters.peft import open_adapter; open_adapter(sys.argv[1]); assert 'torch' not in sys.modules"
+    code = ("import sys; from lora_bench.engine.adapters.peft import open_adapter; open_adapter(sys.argv[1]); "
+            "assert 'torch' not in sys.modules")
     subprocess.run([sys.executable, "-c", code, str(SAMPLES / "caps")], check=True)

@@ -48,7 +48,9 @@ def read_settings(path: Path) -> LoraSettings:
         r=_rank(raw.get("r", PEFT_DEFAULT), "r", path),
         alpha=_alpha(raw.get("lora_alpha", PEFT_DEFAULT), "lora_alpha", path),
         rank_pattern={key: _rank(value, f"rank_pattern[{show(key)}]", path) for key, value in _object(raw, "rank_pattern", path).items()},
-        alpha_pattern={key: _alpha(value, f"alpha_pattern[{show(key)}]", path) for key, value in _object(raw, "alpha_pattern", path).items()},
+        alpha_pattern={
+            key: _alpha(value, f"alpha_pattern[{show(key)}]", path) for key, value in _object(raw, "alpha_pattern", path).items()
+        },
         rslora=_flag(raw, "use_rslora", path),
         targets=_targets(raw, path),
         invocation=_invocation(raw, path),
@@ -62,7 +64,8 @@ def _check_type(raw: Mapping[str, Any], path: Path) -> None:
     if kind == "LORA":
         return
     if kind is None:
-        raise AdapterError(f"{path}: has no peft_type; a config written by PEFT is expected (adapters of MLX or other formats are not read yet)")
+        raise AdapterError(f"{path}: has no peft_type; a config written by PEFT is expected "
+                           "(adapters of MLX or other formats are not read yet)")
     raise AdapterError(f"{path}: peft_type is {_shown(kind)}, not honoured yet; only LORA is")
 
 

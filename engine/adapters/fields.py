@@ -43,7 +43,7 @@ FIELDS: dict[str, Field] = {
     "runtime_config": _IRRELEVANT,
     "velora_config": _IRRELEVANT,
     # these change what is computed
-    "init_lora_weights": Field("neutral", (True, False, "gaussian", "orthogonal"), "an initialisation that may also have changed the base weights"),
+    "init_lora_weights": Field("neutral", (True, False, "gaussian", "orthogonal"), "an initialisation that may have changed the base too"),
     "bias": Field("neutral", ("none",), "trained biases of the base"),
     "lora_bias": Field("neutral", (False,), "a bias on lora_B"),
     "fan_in_fan_out": Field("neutral", (False,), "transposed base weights"),

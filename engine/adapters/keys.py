@@ -73,7 +73,9 @@ def _what(name: str) -> str:
     return next((what for part, what in _STRAY if part in name), "neither lora_A nor lora_B of a linear")
 
 
-def match_modules(pairs: Iterable[PairNames], modules: Mapping[str, object], layers: int, file: Path) -> tuple[dict[str, PairNames], list[str]]:
+def match_modules(
+    pairs: Iterable[PairNames], modules: Mapping[str, object], layers: int, file: Path,
+) -> tuple[dict[str, PairNames], list[str]]:
     """Pairs by the canonical module of the base whose name ends their path, and the paths that end in none.
 
     Raises AdapterError for two paths with one module, for a layer beyond the base's, and when nothing matches.
@@ -87,8 +89,8 @@ def match_modules(pairs: Iterable[PairNames], modules: Mapping[str, object], lay
             _refuse_layer_beyond(pair.path, kinds, layers, file)
             unmatched.append(pair.path)
         elif module in matched:
-            raise AdapterError(f"{file}: {show(matched[module].path, 160)} and {show(pair.path, 160)} both name the module {module} of the base; "
-                               "it is ambiguous which to use")
+            raise AdapterError(f"{file}: {show(matched[module].path, 160)} and {show(pair.path, 160)} both name the module {module} "
+                               "of the base; it is ambiguous which to use")
         else:
             matched[module] = pair
     if not matched:

@@ -140,15 +140,15 @@ def _weights_in(folder: Path) -> Path:
 def _check_entries(entries: Mapping[str, TensorEntry], weights: Path) -> None:
     for entry in entries.values():
         if entry.type not in FLOATS:
-            raise AdapterError(f"{weights}: tensor {show(entry.name, 160)} has dtype {entry.type}; the weights of an adapter are F32, F16 or BF16, "
-                               "save it again in one of these")
+            raise AdapterError(f"{weights}: tensor {show(entry.name, 160)} has dtype {entry.type}; the weights of an adapter are "
+                               "F32, F16 or BF16, save it again in one of these")
 
 
 def _check_invocation(file: AdapterFile, vocab: int) -> None:
     for token in file.settings.invocation:
         if token >= vocab:
-            raise AdapterError(f"{file.config_path}: alora_invocation_tokens has the token {token}, the base's vocabulary ends at {vocab - 1}; "
-                               "load the base that it was trained on")
+            raise AdapterError(f"{file.config_path}: alora_invocation_tokens has the token {token}, the base's vocabulary ends "
+                               f"at {vocab - 1}; load the base that it was trained on")
 
 
 def _scalings(file: AdapterFile, matched: Mapping[str, PairNames], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
@@ -162,8 +162,9 @@ def _scalings(file: AdapterFile, matched: Mapping[str, PairNames], shapes: Mappi
         for name, axis in ((pair.a, 0), (pair.b, 1)):
             shape = shapes[name]
             if len(shape) != 2 or shape[axis] != rank:
-                raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} has shape {list(shape)}, the config gives it rank {rank} "
-                                   f"(lora_A [{rank}, inputs], lora_B [outputs, {rank}]); the config and the weights do not belong together")
+                raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} has shape {list(shape)}, the config gives it "
+                                   f"rank {rank} (lora_A [{rank}, inputs], lora_B [outputs, {rank}]); the config and the weights do not "
+                                   "belong together")
         scalings[module] = settings.scaling(alpha, rank)
     return scalings
 
@@ -181,8 +182,8 @@ def _pattern_notes(file: AdapterFile, matched: Mapping[str, PairNames]) -> list[
 def _check_shape(file: AdapterFile, shapes: Mapping[str, tuple[int, ...]], base: tuple[int, int], pair: PairNames) -> None:
     outputs, inputs = shapes[pair.b][0], shapes[pair.a][1]
     if (outputs, inputs) != base:
-        raise AdapterError(f"{file.weights_path}: {show(pair.path, 160)} is for a linear of {inputs} inputs and {outputs} outputs, in the base that "
-                           f"module has {base[1]} and {base[0]} (shape mismatch); load the base that it was trained on")
+        raise AdapterError(f"{file.weights_path}: {show(pair.path, 160)} is for a linear of {inputs} inputs and {outputs} outputs, "
+                           f"in the base that module has {base[1]} and {base[0]} (shape mismatch); load the base that it was trained on")
     if pair.copy and shapes[pair.copy] != base:
-        raise AdapterError(f"{file.weights_path}: {show(pair.copy, 160)} has shape {list(shapes[pair.copy])}, in the base that module has {list(base)}; "
-                           "load the base that it was trained on")
+        raise AdapterError(f"{file.weights_path}: {show(pair.copy, 160)} has shape {list(shapes[pair.copy])}, in the base that "
+                           f"module has {list(base)}; load the base that it was trained on")

@@ -68,8 +68,9 @@ def read_pairs(file: AdapterFile) -> TensorSource:
 def _read_entry(entry: TensorEntry) -> Tensor:
     with open_regular(entry.file) as stream:
         stream.seek(entry.offset)
-        data = bytearray(stream.read(entry.nbytes))
-    if len(data) != entry.nbytes:
+        data = bytearray(entry.nbytes)
+        got = stream.readinto(data)
+    if got != entry.nbytes:
         raise AdapterError(f"{entry.file}: changed while it was read; load it again when it is complete")
     if not data:
         return torch.empty(entry.shape, dtype=_DTYPES[entry.type])
@@ -85,7 +86,8 @@ def _unpickle(file: AdapterFile) -> Mapping[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        raise AdapterError(f"{path}: refused, the pickle holds more than tensors{f' (it calls {found[1]})' if found else ''}; unsafe to load, "
+        calls = f" (it calls {found[1]})" if found else ""
+        raise AdapterError(f"{path}: refused, the pickle holds more than tensors{calls}; unsafe to load, "
                            "ask for a safetensors file") from None
     except Exception as error:  # torch.load raises many kinds for files that are none
         raise AdapterError(f"{path}: is not a file that torch.load can read ({show((str(error) or repr(error)).splitlines()[0], 120)}); "
@@ -102,7 +104,8 @@ def _check_plain(name: str, tensor: object, file: AdapterFile) -> None:
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         raise AdapterError(f"{where} is not a plain dense tensor; unsupported, ask for a safetensors file")
     if tensor.dtype not in _DTYPES.values():
-        raise AdapterError(f"{where} has dtype {tensor.dtype}; the weights of an adapter are float32, float16 or bfloat16, save it again in one of these")
+        raise AdapterError(f"{where} has dtype {tensor.dtype}; the weights of an adapter are float32, float16 or bfloat16, "
+                           "save it again in one of these")
     stored = tensor.untyped_storage().nbytes()
     if tensor.nbytes > min(stored, file.weights_bytes):
         raise AdapterError(f"{where} claims shape {list(tensor.shape)} with stride {list(tensor.stride())}, more than the {stored:,} bytes "
