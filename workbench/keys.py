@@ -76,9 +76,14 @@ KEYS: dict[str, tuple[Key, ...]] = {
     "engine": (
         Key("escape,f4", "back", "Back", "Back to the chat", footer=True),
     ),
+    "load": (
+        Key("escape", "back", "Stop, back", "Stop the load; when nothing loads, go back", footer=True),
+        Key("down", "list", "List", "From the path to the list of models"),
+        Key("f5", "rescan", "Look again", "Look for models on this machine again", footer=True),
+    ),
 }
 PANE_TITLES = {"app": "Anywhere", "bench": "Main screen", "prompt": "Prompt", "reply": "Chat", "adapters": "Adapters",
-               "engine": "Engine screen"}
+               "engine": "Engine screen", "load": "Load screen"}
 
 
 def bindings(pane: str) -> list[Binding]:

@@ -90,6 +90,7 @@ class _Conversation:
             yield event
 
     def _load_model(self) -> p.ModelInfo:
+        self._progress.show("starting", "the engine process", 0, 0)
         self._backend.send(self._question.load)
         for event in self._events():
             match event:

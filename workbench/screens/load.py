@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
+from textual.dom import DOMNode
 from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Input, OptionList, Select, Static
@@ -18,6 +18,7 @@ from textual.worker import get_current_worker
 
 from ...engine.protocol import Event, LoadModel, ModelFailed, ModelLoaded, ModelLoading
 from .. import engine_tools
+from ..keys import bindings
 from ..load_choices import Choice, choices, load_command, memory_line, size_input
 from ..model_scan import Found, find_models, places
 from ..paste import pasted_paths
@@ -32,11 +33,8 @@ FIELDS = {"context": "Context", "slots": "Slots", "host_cache": "Host cache"}
 class LoadScreen(Screen[None]):
     """`load` gives the options to begin with; `problem`, a load that failed, is shown at once. Leaves by itself when a model is loaded."""
 
-    BINDINGS = [
-        Binding("escape", "back", "Cancel", id="load.back", tooltip="Stop the load; when nothing loads, go back"),
-        Binding("down", "list", "List", show=False, id="load.list", tooltip="From the path to the list of models"),
-        Binding("f5", "rescan", "Scan again", id="load.rescan", tooltip="Look for models on this machine again"),
-    ]
+    BINDINGS = bindings("load")
+    PALETTE_PANES = ("load", "app")
     CSS = """
     LoadScreen { layout: vertical; padding: 0 1; }
     LoadScreen #title { text-style: bold; height: 1; }
@@ -202,6 +200,10 @@ class LoadScreen(Screen[None]):
     def _options(self) -> dict[str, str]:
         picks = {name: str(self.query_one(f"#{name}", Select).value) for name in ("device", "dtype")}
         return picks | {name: self.query_one(f"#{name}", Input).value for name in FIELDS}
+
+    def action_target(self, pane: str) -> DOMNode:
+        """The node that carries out the actions of a pane, for the palette."""
+        return self if pane == "load" else self.app
 
     # -- the list -------------------------------------------------------------------------------------
     def _fill(self) -> None:
