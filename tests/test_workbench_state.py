@@ -257,6 +257,8 @@ def test_death_keeps_the_chat_and_a_restart_brings_everything_back() -> None:
     bench.run()
     bench.control.ask("Hello")
     bench.tell(p.RequestStarted(1, 9), p.TextDelta(1, "Ar", 1), p.EngineFailed("killed by signal 9"))
+    bench.tell(p.EngineFailed("exit code 0"))
+    assert len(bench.notices) == 1, "the first cause is kept"
     assert bench.state.engine == "gone" and bench.reply.phase == "lost" and bench.reply.text == "Ar"
     assert bench.notices[-1].kind == "engine" and not bench.control.ask("more")
     bench.engine.sent.clear()

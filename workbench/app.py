@@ -10,8 +10,10 @@ from textual.app import App, SystemCommand
 from textual.screen import Screen
 
 from ..engine.protocol import Event, LoadModel, ModelFailed, ModelLoaded, ModelLoading
-from .control import Backend, Control
+from .backends.backend import Backend
+from .control import Control
 from .keys import KEYS, bindings
+from .load_choices import why_not_loaded
 from .paths import settings_file
 from .screens.bench import BenchScreen
 from .screens.engine import EngineScreen
@@ -87,7 +89,7 @@ class BenchApp(App[None]):
         if screen:
             screen.engine_event(event)
         elif isinstance(event, ModelFailed) and not self.state.model:
-            self.open_load_screen(event.message)
+            self.open_load_screen(why_not_loaded(event))
 
     def _remember(self, event: ModelLoaded) -> None:
         """Put the model first among the recent ones of the load screen."""

@@ -2,11 +2,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
-
 from msgspec.structs import replace as changed
 
 from ..engine import protocol as p
+from .backends.backend import Backend
 from .mixboard import Setting
 from .state import BenchState, StartAdapter
 from .transcript import Notice, Turn, Version, history_of
@@ -14,14 +13,6 @@ from .transcript import Notice, Turn, Version, history_of
 MAX_PROMPT = 64 << 10
 """characters of one message; more is refused at the prompt, with the size"""
 WARM_TEMPERATURE = 0.7
-
-
-class Backend(Protocol):
-    """What the workbench needs of an engine, wherever it runs. Its events arrive in the inbox."""
-
-    def start(self) -> None: ...
-    def send(self, command: p.Command) -> None: ...
-    def stop(self, timeout: float = 1.5) -> None: ...
 
 
 class Control:
@@ -51,6 +42,11 @@ class Control:
                 self._load_adapters()
             case p.AdapterLoaded():
                 self._adapter_ready(event.adapter)
+            case p.AdapterChanged():
+                self._invocations[event.adapter.name] = event.adapter.invocation
+            case p.EngineSnapshot():
+                self._pins -= {view.info.name for view in event.adapters}
+                self._pins |= {view.info.name for view in event.adapters if view.pinned}
             case p.AdapterFailed():
                 self._answered(event.path, event.name)
             case p.AdapterUnloaded() if event.name in self._leaving:
@@ -97,12 +93,9 @@ class Control:
 
     def pin(self, name: str) -> None:
         """Pin, or unpin what is pinned."""
-        pinned = name not in self._pins
-        (self._pins.add if pinned else self._pins.discard)(name)
-        self._backend.send(p.PinAdapter(name, pinned))
+        self._backend.send(p.PinAdapter(name, name not in self._pins))
 
     def set_invocation(self, name: str, text: str) -> None:
-        self._invocations[name] = text
         self._backend.send(p.SetInvocation(name, text))
 
     def send_mix(self) -> None:

@@ -150,6 +150,8 @@ class BenchState:
         for version in self.running:
             version.phase, version.note = "lost", f"the engine stopped after {version.tokens} tokens; what it said is kept"
         self.sent.clear()
+        if self.engine == "gone":
+            return  # it said why before its process ended
         if event.fatal:
             self.engine, self.loading = "gone", None
             self.snapshot = p.EngineSnapshot()

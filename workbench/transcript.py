@@ -89,12 +89,11 @@ Item = Turn | Notice
 
 
 def history_of(items: list[Item], system: str) -> tuple[Message, ...]:
-    """The messages a next turn continues from: every turn with the version that is shown; invocations are not part."""
+    """The messages a next turn continues from: every answered turn with the version that is shown; invocations are not part."""
     messages = [Message("system", system)] if system else []
     for item in items:
         if isinstance(item, Turn) and item.versions and not item.version.invoked:
             version = item.version
-            messages.append(Message("user", item.asked))
-            if version.text:
-                messages.append(Message("assistant", version.text))
+            if version.text:  # a question without a reply would put two user messages in a row
+                messages += [Message("user", item.asked), Message("assistant", version.text)]
     return tuple(messages)

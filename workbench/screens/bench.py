@@ -135,10 +135,11 @@ class BenchScreen(Screen):
         self.toggle_class("-folded")
 
     async def action_stop(self) -> None:
-        if self.control.state.engine == "loading" and not self.control.stop():
-            self.control.cancel_load()
-        elif not self.control.stop():
-            self.action_focus_prompt()
+        if not self.control.stop():
+            if self.control.state.engine == "loading":
+                self.control.cancel_load()
+            else:
+                self.action_focus_prompt()
         await self.show()
 
     async def action_regenerate(self) -> None:
