@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..engine.protocol import LoadModel
+from ..engine.protocol import LoadModel, ModelFailed
 from .arguments import UsageError, parse_size
 from .model_scan import Found
 from .settings import Recent
@@ -13,6 +13,11 @@ from .text import clean_line, size_text
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
 BYTES = {"auto": 4, "fp32": 4, "bf16": 2, "fp16": 2}
 """of one element; auto is fp32 on the CPU and half of that on a GPU"""
+
+
+def why_not_loaded(event: ModelFailed) -> str:
+    """The sentence for a load that ended without a model."""
+    return "the load was cancelled; Enter starts it again" if event.cancelled else event.message
 
 
 @dataclass(frozen=True)

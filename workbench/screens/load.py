@@ -19,7 +19,7 @@ from textual.worker import get_current_worker
 from ...engine.protocol import Event, LoadModel, ModelFailed, ModelLoaded, ModelLoading
 from .. import engine_tools
 from ..keys import bindings
-from ..load_choices import Choice, choices, load_command, memory_line, size_input
+from ..load_choices import Choice, choices, load_command, memory_line, size_input, why_not_loaded
 from ..model_scan import Found, find_models, places
 from ..paste import pasted_paths
 from ..paths import settings_file
@@ -106,7 +106,7 @@ class LoadScreen(Screen[None]):
             case ModelLoading():
                 self.query_one("#progress", Static).update(Content(progress_text(event, self.size.width - 4)))
             case ModelFailed():
-                self._end_load("the load was cancelled; Enter starts it again" if event.cancelled else event.message)
+                self._end_load(why_not_loaded(event))
             case ModelLoaded():
                 self._end_load("")
                 self.dismiss(None)
