@@ -4,12 +4,14 @@ from __future__ import annotations
 import json
 import os
 import pty
+import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from lora_bench.workbench import exit_codes, output
 from lora_bench.workbench.arguments import AdapterArgument, UsageError, find_adapter, parse_adapter, parse_size
@@ -139,6 +141,13 @@ def test_a_model_that_cannot_be_used_ends_with_3(tmp_path: Path, sample_base: Pa
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     done = run("chat", str(sample_base), "--lora", str(tmp_path / "adapter"), "-p", "x")
     assert done.returncode == 3 and done.stdout == "" and "adapter" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="a CUDA build of torch needs more address space than the limit leaves")
+def test_no_memory_ends_with_4(sample_base: Path) -> None:
+    limit = 1100 << 20  # torch fits, the model does not
+    done = run("chat", str(sample_base), "-p", "x", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+    assert done.returncode == 4 and done.stdout == "" and "memory" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_interrupt_ends_with_130_and_takes_the_engine_along(sample_base: Path) -> None:
