@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 
 from fake_engine import FakeEngine
+from textual.pilot import Pilot
+
 from lora_bench.engine import protocol as p
 from lora_bench.workbench.app import BenchApp
 from lora_bench.workbench.state import StartAdapter
-from textual.pilot import Pilot
 
 ADAPTERS = (StartAdapter("/a/pirate", None, 0.75), StartAdapter("/a/json", None, 0.3), StartAdapter("/a/certainty", on=False))
 NOW = datetime(2026, 1, 2, 14, 2, 11)

@@ -13,6 +13,7 @@ from lora_bench.workbench.control import MAX_PROMPT
 from lora_bench.workbench.keys import KEYS, bindings
 from lora_bench.workbench.panels.chat import TurnView
 from lora_bench.workbench.screens.help import HelpScreen
+from lora_bench.workbench.state import StartAdapter
 from lora_bench.workbench.widgets.adapter_list import AdapterList
 from lora_bench.workbench.widgets.ask import Ask
 from lora_bench.workbench.widgets.prompt import Prompt
@@ -334,3 +335,28 @@ async def test_narrow_screens_lay_the_adapters_over_the_chat() -> None:
         await pilot.press("f9")
         await settled(pilot)
         assert "ADAPTERS" not in screen_text(app)
+
+
+async def test_a_wide_screen_after_a_narrow_one_has_all_panels_again() -> None:
+    app = bench_app()
+    async with running(app, 50, 20) as pilot:
+        await pilot.press("f2")
+        await settled(pilot)
+        assert "ADAPTERS" in screen_text(app)
+        await pilot.resize_terminal(120, 36)
+        await settled(pilot)
+        assert "ADAPTERS" in screen_text(app) and "SLOTS" in screen_text(app)
+        await pilot.press("f9")
+        await settled(pilot)
+        assert "ADAPTERS" not in screen_text(app) and "SLOTS" not in screen_text(app)
+
+
+async def test_hundreds_of_adapters_scroll_under_the_cursor() -> None:
+    app = bench_app(adapters=tuple(StartAdapter(f"/a/a{i:03}", on=False) for i in range(300)))
+    async with running(app, 80, 24) as pilot:
+        await pilot.press("f2")
+        app.screen.query_one(AdapterList).move(250)
+        await settled(pilot)
+        assert "▸a250" in screen_text(app)
+        await pilot.press("space")
+        assert last_mix(app) == uses(("a250", 1.0))

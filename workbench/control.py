@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+
 from msgspec.structs import replace as changed
 
 from ..engine import protocol as p

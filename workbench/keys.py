@@ -27,8 +27,8 @@ KEYS: dict[str, tuple[Key, ...]] = {
     ),
     "bench": (
         Key("f1", "help", "Help", "What the keys of the focused pane do", footer=True),
-        Key("f4", "engine", "Engine", "Slots, KV memory, step times and events on the whole screen; Esc comes back", footer=True),
         Key("f9", "panels", "Panels", "Fold the side panels; on a narrow terminal, lay the adapters over the chat", footer=True),
+        Key("f4", "engine", "Engine", "Slots, KV memory, step times and events on the whole screen; Esc comes back", footer=True),
         Key("escape", "stop", "Stop", "Stop the reply, or the load of a model; what was said is kept", footer=True),
         Key("ctrl+r", "regenerate", "Again", "Another version of the last reply, with the mix set now", footer=True),
         Key("ctrl+n", "new_chat", "New chat", "Empty the chat; adapters and mix stay"),

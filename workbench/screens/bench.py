@@ -132,7 +132,7 @@ class BenchScreen(Screen):
         self.app.push_screen(EngineScreen(self.control))
 
     def action_panels(self) -> None:
-        self.toggle_class("-folded")
+        self.toggle_class("-over" if self.has_class("-narrow") else "-folded")
 
     async def action_stop(self) -> None:
         if not self.control.stop():
@@ -157,13 +157,12 @@ class BenchScreen(Screen):
         await self.show()
 
     def action_focus_adapters(self) -> None:
-        if self.has_class("-narrow"):
-            self.add_class("-folded")
-        else:
-            self.remove_class("-folded")
+        self.set_class(self.has_class("-narrow"), "-over")
+        self.remove_class("-folded")
         self.query_one(AdapterList).focus()
 
     def action_focus_prompt(self) -> None:
+        self.remove_class("-over")
         self.query_one(Prompt).focus()
 
     def action_target(self, pane: str) -> DOMNode | None:

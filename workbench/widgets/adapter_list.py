@@ -92,30 +92,23 @@ class AdapterList(ScrollView, can_focus=True):
         if rows == self.rows:
             return
         if len(rows) != len(self.rows):
-            self.virtual_size = Size(self.size.width, len(rows))
+            self.virtual_size = Size(1, len(rows))
             self.styles.height = max(len(rows), 1)
         self.rows = rows
         self.cursor = min(self.cursor, max(len(rows) - 1, 0))
         self.refresh()
 
     def watch_cursor(self) -> None:
-        self.scroll_to_region_line()
+        self._keep_cursor_seen()
         self.refresh()
         self.post_message(self.Moved())
 
     def move(self, by: int) -> None:
         self.cursor = min(max(self.cursor + by, 0), max(len(self.rows) - 1, 0))
 
-    def scroll_to_region_line(self) -> None:
-        top, height = round(self.scroll_offset.y), max(self.size.height, 1)
-        if self.cursor < top:
-            self.scroll_to(y=self.cursor, animate=False)
-        elif self.cursor >= top + height:
-            self.scroll_to(y=self.cursor - height + 1, animate=False)
-
     def render_line(self, y: int) -> Strip:
         index = y + round(self.scroll_offset.y)
-        width = self.size.width
+        width = self.scrollable_content_region.width
         if not self.rows and index == 0:
             return self._strip("no adapters: a adds one", width, "list--quiet")
         if index >= len(self.rows):
@@ -140,9 +133,16 @@ class AdapterList(ScrollView, can_focus=True):
 
     def _widths(self) -> tuple[int, int]:
         """Columns of the name and of the bar: the bar goes first when the pane is narrow."""
-        free = self.size.width - _BOX - _TAIL - 1
+        free = self.scrollable_content_region.width - _BOX - _TAIL - 1
         bar_width = 13 if free >= 30 else scale_bar.WIDTH if free >= 18 else 7 if free >= 14 else 0
         return max(free - bar_width - (1 if bar_width else 0), 6), bar_width
+
+    def _keep_cursor_seen(self) -> None:
+        top, height = round(self.scroll_offset.y), max(self.scrollable_content_region.height, 1)
+        if self.cursor < top:
+            self.scroll_to(y=self.cursor, animate=False)
+        elif self.cursor >= top + height:
+            self.scroll_to(y=self.cursor - height + 1, animate=False)
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         index = event.y + round(self.scroll_offset.y)
