@@ -1,0 +1,56 @@
+"""transformers + PEFT on the weights of a loaded base, for comparison only; neither is a dependency of the engine."""
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from .chat import prompt_ids
+from .loaded import LoadedModel
+from .protocol import Prompt
+from .weights.load import load_weights
+
+
+class PeftBench:
+    """An fp32 transformers model of the base of `loaded`, with at most one PEFT adapter. Raises ImportError without both packages."""
+
+    def __init__(self, loaded: LoadedModel, adapter: str | None) -> None:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        from peft import PeftModel
+        from transformers import LlamaConfig, LlamaForCausalLM
+        f = loaded.base.facts
+        if f.rope_scaling or f.rope_freq_factors or f.attention_bias or f.mlp_bias:
+            raise ValueError(f"{loaded.base.path}: the comparison is made for plain llama bases, without RoPE scaling and biases")
+        config = LlamaConfig(
+            vocab_size=f.vocab, hidden_size=f.hidden, intermediate_size=f.intermediate, num_hidden_layers=f.layers,
+            num_attention_heads=f.heads, num_key_value_heads=f.kv_heads, head_dim=f.head_dim, max_position_embeddings=f.context,
+            rms_norm_eps=f.rms_eps, rope_theta=f.rope_theta, tie_word_embeddings=f.tied)
+        weights = load_weights(loaded.base, "cpu", torch.float32)
+        named = {name if name == "lm_head.weight" else f"model.{name}": tensor for name, tensor in weights.items()}
+        self._loaded = loaded
+        self._model = LlamaForCausalLM(config).float().eval()
+        missing, spare = self._model.load_state_dict(named, strict=False, assign=True)
+        if spare or set(missing) - {"lm_head.weight"}:
+            raise ValueError(f"{loaded.base.path}: transformers wants other tensors: {[*missing, *spare][:4]}")
+        self._model.tie_weights()
+        folder = None if adapter is None else Path(adapter)
+        self._peft = folder and PeftModel.from_pretrained(self._model, str(folder if folder.is_dir() else folder.parent)).eval()
+
+    @torch.inference_mode()
+    def decode(self, prompt: Prompt, tokens: int, adapter: bool) -> float:
+        """Greedy tokens/s after the first: a bare forward with a KV cache per token, without the overhead of `generate`."""
+        if self._peft is not None and not adapter:
+            with self._peft.disable_adapter():
+                return self._greedy(self._peft, prompt, tokens)
+        return self._greedy(self._peft if adapter else self._model, prompt, tokens)
+
+    def _greedy(self, model: torch.nn.Module, prompt: Prompt, tokens: int) -> float:
+        ids, _ = prompt_ids(self._loaded.tokenizer, self._loaded.base.chat_template, prompt)
+        out = model(input_ids=torch.tensor([ids]), use_cache=True, logits_to_keep=1)
+        began = time.perf_counter()
+        for _ in range(tokens - 1):
+            token = out.logits[:, -1].argmax(-1, keepdim=True)
+            out = model(input_ids=token, past_key_values=out.past_key_values, use_cache=True)
+        return (tokens - 1) / (time.perf_counter() - began)
