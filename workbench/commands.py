@@ -91,9 +91,9 @@ _SETTINGS = {
     "stop": (str, 0, 0),
 }
 COMMANDS: dict[str, tuple[str, Run]] = {
-    "system": ("TEXT: the system message of the next turns; alone: none", _system),
-    "set": ("NAME VALUE: temperature top_k top_p min_p repetition_penalty seed max_tokens stop; alone: show all", _set),
-    "seed": ("NUMBER: the seed of the next reply", _seed),
-    "clear": (": empty the chat", _clear),
-    "help": (": this list and the settings", _help),
+    "system": ("TEXT — the system message of the next turns; alone: none", _system),
+    "set": ("NAME VALUE — temperature top_k top_p min_p repetition_penalty seed max_tokens stop; alone: show all", _set),
+    "seed": ("NUMBER — the seed of the next reply", _seed),
+    "clear": ("— empty the chat", _clear),
+    "help": ("— this list and the settings", _help),
 }

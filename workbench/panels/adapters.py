@@ -153,7 +153,9 @@ class AdaptersPanel(Vertical):
 
     def action_details(self) -> None:
         if (name := self.name_here) is not None:
-            self._control.state.notice("\n".join(fact_lines(self._control.state, name, 100)))
+            info = self._control.state.adapters.get(name)
+            whole = [f"sha256 {info.digest}", f"path {info.path}"] if info else []
+            self._control.state.notice("\n".join(fact_lines(self._control.state, name, 100) + whole))
             self.post_message(self.Changed())
 
     def action_invocation(self) -> None:
