@@ -48,6 +48,7 @@ def test_ask_switch_an_adapter_on_ask_again_and_quit(sample_base: Path, open_ter
     text = terminal.wait_for(lambda text: "Paris" in text and text.count("tok/s") == 1)
     assert "Arrr" not in text
     terminal.type(F2)
+    terminal.wait_for("On/off")
     while not re.search(r"\[.\]▸pirate", terminal.text):
         line = re.search(r"\[.\]▸(\w+)", terminal.text)
         terminal.type("j")
@@ -56,6 +57,7 @@ def test_ask_switch_an_adapter_on_ask_again_and_quit(sample_base: Path, open_ter
     terminal.wait_for("[x]▸pirate")
     terminal.wait_for(lambda text: re.search(r"G\d pirate", text))
     terminal.type(F3)
+    terminal.wait_for("⏎ Send")
     ask(terminal, QUESTION)
     text = terminal.wait_for(lambda text: "Arrr" in text and text.count("tok/s") == 2)
     assert "pirate ×1.00" in text and re.search(r"G\d pirate +r8", text)
