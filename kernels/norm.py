@@ -1,6 +1,7 @@
 """RMSNorm."""
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,3 +12,23 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x: [tokens, hidden], weight: [hidden], one dtype; the mean is taken in fp32 for 16-bit dtypes.
     """
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+class RmsNorm:
+    """`rms_norm` with its weight made ready.
+
+    On the CPU torch makes rms_norm of eight small ops, a tenth of a decode step in calls alone. In fp32 it is done here with
+    four: x * (weight * sqrt(hidden)) / hypot(|x|, sqrt(hidden * eps)).
+    """
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self.weight, self._eps = weight, eps
+        self._few_ops = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        self._scaled = weight * weight.numel() ** 0.5
+        self._floor = torch.tensor((weight.numel() * eps) ** 0.5, dtype=weight.dtype, device=weight.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self._few_ops:
+            return rms_norm(x, self.weight, self._eps)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x * self._scaled).div_(torch.hypot(length, self._floor))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...kernels.attention import cache_write_, paged_attention
 from ...kernels.lora import LoraLinear, LoraStep, lora_expand_, lora_shrink
-from ...kernels.norm import rms_norm
+from ...kernels.norm import RmsNorm
 from ...kernels.rope import inverse_frequencies, llama3_frequencies, rope_, rope_table
 from ..batch import StepInputs
 from ..routing import Routing
@@ -32,10 +32,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    attention_norm: Tensor
+    attention_norm: RmsNorm
     qkv: Linear
     o: Linear
-    mlp_norm: Tensor
+    mlp_norm: RmsNorm
     gate_up: Linear
     down: Linear
 
@@ -65,8 +65,8 @@ class Decoder:
     def __init__(self, facts: ModelFacts, weights: dict[str, Tensor], context: int) -> None:
         self.facts = facts
         self._embed = weights.pop("embed_tokens.weight")
-        self.layers = [_layer(weights, f"layers.{i}") for i in range(facts.layers)]
-        self._norm = weights.pop("norm.weight")
+        self.layers = [_layer(weights, f"layers.{i}", facts.rms_eps) for i in range(facts.layers)]
+        self._norm = RmsNorm(weights.pop("norm.weight"), facts.rms_eps)
         self._head = Linear("lm_head", self._embed if facts.tied else weights.pop("lm_head.weight"), None)
         self.device, self.dtype = self._embed.device, self._embed.dtype
         self._cos, self._sin = _rope(facts, weights.pop("rope_freqs.weight", None), context, self.device)
@@ -75,8 +75,8 @@ class Decoder:
     def nbytes(self) -> int:
         linears = [linear for layer in self.layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         tensors = [tensor for linear in linears for tensor in (linear.weight, linear.bias) if tensor is not None]
-        tensors += [norm for layer in self.layers for norm in (layer.attention_norm, layer.mlp_norm)]
-        tensors += [self._embed, self._norm] + ([] if self.facts.tied else [self._head.weight])
+        tensors += [norm.weight for layer in self.layers for norm in (layer.attention_norm, layer.mlp_norm)]
+        tensors += [self._embed, self._norm.weight] + ([] if self.facts.tied else [self._head.weight])
         return sum(tensor.nbytes for tensor in tensors)
 
     def kv_cache(self, blocks: int, block_tokens: int) -> list[Tensor]:
@@ -91,9 +91,9 @@ class Decoder:
         rope = self._cos[inputs.positions].unsqueeze(1), self._sin[inputs.positions].unsqueeze(1)
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             deltas = Deltas(lora.routing.layers[index], lora.step) if lora is not None else NO_DELTAS
-            x = x + self._attention(rms_norm(x, layer.attention_norm, self.facts.rms_eps), layer, cache, rope, inputs, deltas, lap)
-            x = x + self._mlp(rms_norm(x, layer.mlp_norm, self.facts.rms_eps), layer, deltas, lap)
-        rows = rms_norm(x.index_select(0, inputs.sampled), self._norm, self.facts.rms_eps)
+            x = x + self._attention(layer.attention_norm(x), layer, cache, rope, inputs, deltas, lap)
+            x = x + self._mlp(layer.mlp_norm(x), layer, deltas, lap)
+        rows = self._norm(x.index_select(0, inputs.sampled))
         deltas = NO_DELTAS
         if lora is not None and lora.routing.head is not None:
             deltas = Deltas({"lm_head": lora.routing.head}, lora.step.select(inputs.sampled))
@@ -130,13 +130,13 @@ def _linear(x: Tensor, linear: Linear, deltas: Deltas, lap: Lap) -> Tensor:
     return y
 
 
-def _layer(weights: dict[str, Tensor], name: str) -> Layer:
+def _layer(weights: dict[str, Tensor], name: str, eps: float) -> Layer:
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
     return Layer(
-        attention_norm=weights.pop(f"{name}.input_layernorm.weight"),
+        attention_norm=RmsNorm(weights.pop(f"{name}.input_layernorm.weight"), eps),
         qkv=_fused(weights, "qkv_proj", [f"{attention}.{part}_proj" for part in "qkv"]),
         o=_fused(weights, "o_proj", [f"{attention}.o_proj"]),
-        mlp_norm=weights.pop(f"{name}.post_attention_layernorm.weight"),
+        mlp_norm=RmsNorm(weights.pop(f"{name}.post_attention_layernorm.weight"), eps),
         gate_up=_fused(weights, "gate_up_proj", [f"{mlp}.gate_proj", f"{mlp}.up_proj"]),
         down=_fused(weights, "down_proj", [f"{mlp}.down_proj"]),
     )
