@@ -147,6 +147,8 @@ def _failure(command: Command, error: Exception) -> Event:
 
 def _sentence(error: Exception) -> str:
     """ValueError and OSError carry sentences of ours or of the system; anything else is named by its kind."""
+    if out_of_memory(error) and not isinstance(error, ValueError):
+        return "memory ran out; free some, take a smaller model, a smaller context or fewer adapters"
     text = str(error).strip() or type(error).__name__
     return text if isinstance(error, (ValueError, OSError)) or not str(error) else f"{type(error).__name__}: {text}"
 

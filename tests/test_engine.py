@@ -221,13 +221,16 @@ def test_abort_ends_a_request_at_once_and_frees_what_it_held(bench: Bench) -> No
     assert bench.engine.model.scheduler.pool.free == bench.engine.model.config.blocks
 
 
-def test_numbers_that_are_not_finite_fail_their_request_alone(bench: Bench) -> None:
+def test_numbers_that_are_not_finite_fail_their_request_alone(bench: Bench, adapter_folder: Write) -> None:
     good = bench.reply()
-    bench.submit(1, mix=(AdapterUse("one", 1e38),))
+    path = "base_model.model.model.layers.0.mlp.down_proj"
+    huge = {f"{path}.lora_A.weight": torch.full((2, 40), 1e20), f"{path}.lora_B.weight": torch.full((24, 2), 1e20)}
+    bench.engine.load_adapter(str(adapter_folder("huge", ("down_proj",), r=2, tensors=huge)), "huge")
+    bench.submit(1, mix=(AdapterUse("huge", 0.5),))
     bench.submit(2)
     bench.run()
     (failed,) = bench.of(RequestFailed)
-    assert failed.request_id == 1 and "not finite" in failed.message and "one x 1e+38" in failed.message
+    assert failed.request_id == 1 and "not finite" in failed.message and "huge x 0.5" in failed.message
     assert bench.finished(2).ids == good
 
 
@@ -268,3 +271,23 @@ def test_settings_and_prompts_that_mean_nothing_are_refused(bench: Bench) -> Non
         with pytest.raises(ValueError, match=word):
             bench.submit(1, prompt, **settings)
     assert not bench.engine.busy
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_sixteen_bit_weights_compute_nearly_the_same(bench: Bench, adapter_folder: Write, dtype: str) -> None:
+    small = Bench(Path(bench.engine.model.info.path), dtype=dtype)
+    assert small.engine.model.info.dtype == dtype and 2 * small.engine.model.info.weight_bytes == bench.engine.model.info.weight_bytes
+    small.engine.load_adapter(bench.engine.model.store.infos["one"].path, "one")
+    for mix in ((), (AdapterUse("one", 0.1),)):
+        wide, narrow = bench.engine.logits(PROMPT.ids, mix), small.engine.logits(PROMPT.ids, mix)
+        assert torch.corrcoef(torch.stack((wide, narrow)))[0, 1] > 0.99
+    assert len(small.reply((AdapterUse("one", 0.1),))) >= 1
+
+
+def test_a_prompt_longer_than_a_step_gives_the_same_logits_as_its_parts_say(bench: Bench) -> None:
+    ids = [5 + i % 40 for i in range(200)]
+    whole = bench.engine.logits(ids)
+    bench.submit(1, TokenIds(tuple(ids)), max_tokens=1)
+    bench.run()
+    assert bench.finished(1).ids == (whole.argmax().item(),)
+    assert [event.prefill_tokens for event in bench.of(StepFinished)] == [128, 72]
