@@ -17,13 +17,16 @@ class LapTimer:
     def __init__(self, ops: Iterable[str], device: torch.device) -> None:
         self._ops = tuple(ops)
         self._cuda = device.type == "cuda"
-        self._events: list[tuple[str, torch.cuda.Event]] = []
+        self._events: list[torch.cuda.Event] = []
+        """kept from step to step: making one costs more than recording it"""
+        self._recorded: list[str] = []
+        """the op that ends at each event used in this step; the first event is the start"""
         self._seconds: dict[str, float] = {}
         self._last = 0.0
 
     def start(self) -> None:
         self._seconds = dict.fromkeys(self._ops, 0.0)
-        self._events.clear()
+        self._recorded.clear()
         if self._cuda:
             self._record("")
         self._last = time.perf_counter()
@@ -45,11 +48,13 @@ class LapTimer:
         return sum(parts.values()), parts
 
     def _record(self, op: str) -> None:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._events.append((op, event))
+        if len(self._recorded) == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))
+        self._events[len(self._recorded)].record()
+        self._recorded.append(op)
 
     def _read_events(self) -> None:
-        self._events[-1][1].synchronize()
-        for (_, before), (op, after) in zip(self._events, self._events[1:], strict=False):
+        used = self._events[: len(self._recorded)]
+        used[-1].synchronize()
+        for before, after, op in zip(used, used[1:], self._recorded[1:], strict=False):
             self._seconds[op] += before.elapsed_time(after) / 1e3
