@@ -11,7 +11,7 @@ from textual import events
 from lora_bench.engine import protocol as p
 from lora_bench.workbench.control import MAX_PROMPT
 from lora_bench.workbench.keys import KEYS, bindings
-from lora_bench.workbench.panels.chat import TurnView
+from lora_bench.workbench.panels.turn import TurnView
 from lora_bench.workbench.screens.help import HelpScreen
 from lora_bench.workbench.state import StartAdapter
 from lora_bench.workbench.widgets.adapter_list import AdapterList
@@ -312,7 +312,7 @@ async def test_any_keys_in_any_order(seed_number: int, tmp_path) -> None:
     rng = random.Random(seed_number)
     keys = [name for pane in KEYS for key in KEYS[pane] for name in key.keys.split(",") if name not in ("ctrl+q", "ctrl+o")]
     async with running(app, 100, 30) as pilot:
-        for _ in range(60):
+        for _ in range(40):
             await pilot.press(rng.choice([*keys, "tab", "f2", "x", "5"]))
         await settled(pilot)
         assert app.is_running

@@ -13,7 +13,7 @@ from lora_bench.workbench.screens.engine import EngineScreen
 from lora_bench.workbench.state import StartAdapter
 
 CONTROLS = "\x1b]2;PWNED\x1b\\ \x9b2J\x9d0;T\x9c \u202egnp\u202c a\rb\x08\x7f \ud800 \x1bPq\x1b\\ \n\n"
-HOSTILE = {"closing tag": "[/x]", "markup": "[bold red]B [@click=app.quit]go $x {y} %s", "controls": CONTROLS, "start": "\x1b[31m" + CONTROLS,
+HOSTILE = {"closing tag": "[/x]", "markup": "[bold red]B [@click=app.quit]go $x {y} %s", "controls": "\x1b[31m" + CONTROLS,
            "long and wide": "漢字" * 40 + "x" * 500, "empty": ""}
 
 

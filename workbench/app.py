@@ -4,8 +4,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from time import monotonic
 from typing import TYPE_CHECKING
 
+from textual import events
 from textual.app import App, SystemCommand
 from textual.screen import Screen
 
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
     from .screens.load import LoadScreen
 
 TICK = 0.05
-FRAMES_CPU, FRAMES_GPU = 4, 2
-"""ticks between two redraws: a model on the CPU shares it with the screen"""
+FRAME_CPU, FRAME_GPU = 4, 2
+"""ticks between two redraws of a part: a model on the CPU shares it with the screen"""
+AFTER_KEY_S, TYPING_S = 0.06, 0.25
+"""while a person types, redraws fall right behind a key: later the next key might wait for one"""
 EVENTS_A_TICK = 2000
 SLOW_TICKS = 20
 """ticks after which the screen is redrawn though nothing happened: ages grow"""
@@ -48,7 +52,10 @@ class BenchApp(App[None]):
         self.inbox = inbox
         self._start = (load, adapters)
         self._ticks = 0
-        self._stale = True
+        self._stale = 2
+        """parts of the screen that are still to be drawn"""
+        self._part = 0
+        self._key_at = 0.0
 
     def on_mount(self) -> None:
         self.push_screen(BenchScreen(self.control))
@@ -60,21 +67,36 @@ class BenchApp(App[None]):
             self.open_load_screen()
         self.set_interval(TICK, self._tick)
 
+    async def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Key):
+            self._key_at = monotonic()
+        await super().on_event(event)
+
     async def _tick(self) -> None:
         """Fold in what the engine sent; redraw at 5 Hz beside a CPU engine, else at 10 Hz."""
         for _ in range(min(len(self.inbox), EVENTS_A_TICK)):
             event = self.inbox.popleft()
             self.control.receive(event)
-            self._stale = True
+            self._stale = 2
             if isinstance(event, _FORWARDED):
                 self._forward(event)
         self._ticks += 1
         if self._ticks >= SLOW_TICKS:
-            self._stale = True
-        frames = FRAMES_GPU if self.state.model and self.state.model.device != "cpu" else FRAMES_CPU
-        if self._stale and self._ticks >= frames:
-            self._ticks, self._stale = 0, False
-            await self.show()
+            self._stale = 2
+        frame = FRAME_GPU if self.state.model and self.state.model.device != "cpu" else FRAME_CPU
+        since_key = monotonic() - self._key_at
+        waits = AFTER_KEY_S < since_key < TYPING_S and self._ticks < SLOW_TICKS
+        if self._stale and self._ticks >= frame // 2 and not waits:
+            self._ticks, self._stale = 0, self._stale - 1
+            self._part = 1 - self._part
+            await self._show_part(self._part)
+
+    async def _show_part(self, part: int) -> None:
+        """Draw the chat (0) or the rest (1): apart, so that a key waits for one of them at most."""
+        if isinstance(self.screen, EngineScreen):
+            await self.screen.show()
+        elif isinstance(self.screen, BenchScreen):
+            await (self.screen.show_rest() if part else self.screen.show_chat())
 
     async def show(self) -> None:
         """Bring the screen on top to the store."""

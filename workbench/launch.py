@@ -1,6 +1,7 @@
 """Opens the workbench: the engine process first, then the screen's imports beside it."""
 from __future__ import annotations
 
+import gc
 from collections import deque
 
 from ..engine.protocol import Event, LoadModel
@@ -19,6 +20,7 @@ def open_workbench(load: LoadModel | None, adapters: tuple[StartAdapter, ...] = 
     try:
         from .app import BenchApp  # after the child: importing the screen takes as long as the child's first breath
 
+        gc.freeze()  # imported code is never garbage: searching it stops the screen for longer than a frame
         app = BenchApp(backend, inbox, load, adapters)
         app.run()
         return app.return_code or 0

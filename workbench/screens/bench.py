@@ -74,6 +74,15 @@ class BenchScreen(Screen):
 
     async def show(self) -> None:
         """Bring every pane to the store."""
+        await self.show_rest()
+        await self.show_chat()
+
+    async def show_chat(self) -> None:
+        state = self.control.state
+        await self.query_one(Transcript).show(state.items, welcome(state))
+
+    async def show_rest(self) -> None:
+        """All but the chat."""
         state = self.control.state
         self.query_one("#header", Static).update(header_line(state, self.size.width), layout=False)
         self._show_hint(clean_line(state.hint, 200))
@@ -82,7 +91,6 @@ class BenchScreen(Screen):
             self.query_one(EnginePanels).show(self.control)
         else:
             self.query_one("#status", Static).update(status_line(state, self.size.width), layout=False)
-        await self.query_one(Transcript).show(state.items, welcome(state))
 
     def _show_hint(self, text: str) -> None:
         if text != self._hint:
