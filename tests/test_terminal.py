@@ -74,10 +74,10 @@ def test_a_reply_cannot_act_on_the_terminal(tmp_path: Path, open_terminal: Open)
     terminal.wait_for("engine idle")
     title = terminal.screen.title
     ask(terminal, "Do your worst")
-    text = terminal.wait_for(lambda text: "tok/s" in text and "end." in text)
+    text = terminal.wait_for(lambda text: "tok/s" in text and "end." in text and "engine idle" in text)
     assert terminal.screen.title == title
     assert "Look: ␛]2;PWNED" in text and "[/nope]" in text
-    assert "engine idle" in text and "Do your worst" in text
+    assert "Do your worst" in text
     for attack in ("\x1b]2;PWN", "\x1b]0;GOT", "\x9b31m", "\u202e"):
         assert attack.encode() not in terminal.raw
     terminal.type(CTRL_Q)
