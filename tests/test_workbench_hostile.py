@@ -19,7 +19,8 @@ HOSTILE = {"closing tag": "[/x]", "markup": "[bold red]B [@click=app.quit]go $x 
 
 def raw(app) -> list[str]:
     """Characters of the screen that a terminal would act on."""
-    return [char for char in screen_text(app) if char != "\n" and (unicodedata.category(char) in ("Cc", "Cs") or "\u202a" <= char <= "\u202e")]
+    return [char for char in screen_text(app).replace("\n", "")
+            if unicodedata.category(char) in ("Cc", "Cs") or "\u202a" <= char <= "\u202e"]
 
 
 def everything(evil: str, name: str) -> list[p.Event]:
@@ -34,10 +35,12 @@ def everything(evil: str, name: str) -> list[p.Event]:
         p.ModelLoading(evil, evil, 1, 2), p.ModelLoaded(facts, 1.0), p.AdapterLoaded(info, 1.0), p.AdapterFailed(name, evil, evil),
         p.AdapterUnloading(evil, (1,)), p.AdapterChanged(info), p.SlotLoaded(0, name, 1, 1.0, evil, evil), p.SlotTouched(0, evil),
         p.SlotEvicted(1, evil, evil), p.HostLoaded(evil, 1, 1.0), p.HostEvicted(evil, 1, evil), p.MixRefused(mix, evil),
-        p.RequestQueued(1, evil), p.RequestStarted(1, 3, (p.Activation(name, False, -1, 2, evil), p.Activation(evil, True, 1, 2, evil))),
+        p.RequestQueued(1, evil),
+        p.RequestStarted(1, 3, (p.Activation(name, False, -1, 2, evil), p.Activation(evil, True, 1, 2, evil))),
         p.TextDelta(1, evil, 1), p.MixSet(mix, {1: 1}), p.TextDelta(1, f"`{evil}`\n# {evil}\n| {evil} | b |\n|---|---|\n| {evil} | c |\n", 2),
         p.RequestFinished(1, "stop", stats()), step(1), p.CommandFailed(evil), p.EngineFailed(evil, fatal=False),
-        p.EngineSnapshot(facts, (view,), (p.SlotView(0, name, 8, 9, True, 1),), p.HostView(1, 2, (name,)), p.KvView(16, 9, 9, (owner,)), mix),
+        p.EngineSnapshot(facts, (view,), (p.SlotView(0, name, 8, 9, True, 1),), p.HostView(1, 2, (name,)), p.KvView(16, 9, 9, (owner,)),
+                         mix),
     ]
 
 

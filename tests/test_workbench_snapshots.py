@@ -39,7 +39,8 @@ async def a_chat(pilot: Pilot) -> None:
 
 async def a_death(pilot: Pilot) -> None:
     await a_chat(pilot)
-    pilot.app.engine.emit(p.EngineFailed("the engine process is gone: it was killed by signal 9, SIGKILL (out of memory, or killed by hand)"))
+    cause = "the engine process is gone: it was killed by signal 9, SIGKILL (out of memory, or killed by hand)"
+    pilot.app.engine.emit(p.EngineFailed(cause))
     await settled(pilot)
 
 

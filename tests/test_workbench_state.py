@@ -303,7 +303,8 @@ def test_slash_commands() -> None:
     assert "/system" in run_command(bench.control, "/help")
 
 
-@pytest.mark.parametrize("line", ["/nope", "/set nope 1", "/set top_k x", "/set temperature nan", "/set max_tokens 0", "/set top_p", "/seed -1"])
+@pytest.mark.parametrize("line", ["/nope", "/set nope 1", "/set top_k x", "/set temperature nan", "/set max_tokens 0", "/set top_p",
+                                  "/seed -1"])
 def test_bad_slash_commands_change_nothing(line: str) -> None:
     bench = Bench()
     with pytest.raises(ValueError):

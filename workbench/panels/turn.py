@@ -56,7 +56,9 @@ class TurnView(ItemView):
 
     def _head(self) -> Content:
         turn, version = self._turn, self._turn.version
-        made_by = f"⚑ {version.invoked} on this chat (not part of it): {mix_text(version.mix)}" if version.invoked else mix_text(version.mix)
+        made_by = mix_text(version.mix)
+        if version.invoked:
+            made_by = f"⚑ {version.invoked} on this chat (not part of it): {made_by}"
         count = f"   ◂ {turn.shown + 1}/{len(turn.versions)} ▸" if len(turn.versions) > 1 else ""
         return Content.assemble((clean_line(made_by, 300), "bold"), (count, "$accent"))
 
