@@ -15,11 +15,8 @@ from ..engine.protocol import Event, LoadModel, ModelFailed, ModelLoaded, ModelL
 from .backends.backend import Backend
 from .control import Control
 from .keys import KEYS, bindings
-from .load_choices import why_not_loaded
-from .paths import settings_file
 from .screens.bench import BenchScreen
 from .screens.engine import EngineScreen
-from .settings import remember
 from .state import BenchState, StartAdapter
 
 if TYPE_CHECKING:
@@ -57,8 +54,11 @@ class BenchApp(App[None]):
         self._part = 0
         self._key_at = 0.0
 
+    def get_default_screen(self) -> Screen:
+        """The main screen is the first that is laid out and painted."""
+        return BenchScreen(self.control)
+
     def on_mount(self) -> None:
-        self.push_screen(BenchScreen(self.control))
         load, adapters = self._start
         self.state.wanted.extend(adapters)
         if load:
@@ -93,15 +93,21 @@ class BenchApp(App[None]):
 
     async def _show_part(self, part: int) -> None:
         """Draw the chat (0) or the rest (1): apart, so that a key waits for one of them at most."""
-        if isinstance(self.screen, EngineScreen):
-            await self.screen.show()
-        elif isinstance(self.screen, BenchScreen):
-            await (self.screen.show_rest() if part else self.screen.show_chat())
+        top = self._top()
+        if isinstance(top, EngineScreen):
+            await top.show()
+        elif isinstance(top, BenchScreen):
+            await (top.show_rest() if part else top.show_chat())
+
+    def _top(self) -> Screen | None:
+        """The screen on top; None while the app is leaving."""
+        return self.screen_stack[-1] if self.screen_stack else None
 
     async def show(self) -> None:
         """Bring the screen on top to the store."""
-        if isinstance(self.screen, BenchScreen | EngineScreen):
-            await self.screen.show()
+        top = self._top()
+        if isinstance(top, BenchScreen | EngineScreen):
+            await top.show()
 
     def _forward(self, event: ModelLoading | ModelLoaded | ModelFailed) -> None:
         """Load events go to the load screen while it is open; a load that fails without a model to go back to opens it."""
@@ -111,10 +117,15 @@ class BenchApp(App[None]):
         if screen:
             screen.engine_event(event)
         elif isinstance(event, ModelFailed) and not self.state.model:
+            from .load_choices import why_not_loaded  # as the load screen
+
             self.open_load_screen(why_not_loaded(event))
 
     def _remember(self, event: ModelLoaded) -> None:
         """Put the model first among the recent ones of the load screen."""
+        from .paths import settings_file
+        from .settings import remember  # its TOML reader takes a while to import
+
         problem = remember(settings_file(), self.control.load or LoadModel(), event.model.name, self.state.clock().astimezone())
         if problem:
             self.state.notice(problem, "error")

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
@@ -11,11 +10,19 @@ from cyclopts.validators import Number
 from . import exit_codes, output
 from .arguments import AdapterArgument, UsageError, find_adapter, find_model, parse_adapter, parse_size
 
+
+
+def _version() -> str:
+    from importlib.metadata import version  # slow to import, and seldom asked for
+
+    return version("lora-bench")
+
+
 app = App(
     name="lora-bench",
     help="See and steer many LoRA adapters on one base model, in a terminal.",
     help_epilogue=exit_codes.HELP,
-    version=version("lora-bench"),
+    version=_version,
     suppress_keyboard_interrupt=False,
     result_action="return_value",
 )

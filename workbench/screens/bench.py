@@ -55,7 +55,7 @@ class BenchScreen(Screen):
 
     def compose(self) -> ComposeResult:
         yield Static(TOO_SMALL, id="too-small", markup=False)
-        yield Static("", id="header", markup=False)
+        yield Static(header_line(self.control.state, self.app.size.width), id="header", markup=False)
         with Horizontal(id="body"):
             yield AdaptersPanel(self.control)
             with Vertical(id="middle"):
@@ -78,11 +78,15 @@ class BenchScreen(Screen):
         await self.show_chat()
 
     async def show_chat(self) -> None:
+        if not self._has_panes():
+            return
         state = self.control.state
         await self.query_one(Transcript).show(state.items, welcome(state))
 
     async def show_rest(self) -> None:
         """All but the chat."""
+        if not self._has_panes():
+            return
         state = self.control.state
         self.query_one("#header", Static).update(header_line(state, self.size.width), layout=False)
         self._show_hint(clean_line(state.hint, 200))
@@ -91,6 +95,10 @@ class BenchScreen(Screen):
             self.query_one(EnginePanels).show(self.control)
         else:
             self.query_one("#status", Static).update(status_line(state, self.size.width), layout=False)
+
+    def _has_panes(self) -> bool:
+        """False before they are made and while the app is leaving; a redraw that was asked for may fall there."""
+        return bool(self.query("#header"))
 
     def _show_hint(self, text: str) -> None:
         if text != self._hint:
