@@ -11,7 +11,6 @@ from . import exit_codes, output
 from .arguments import AdapterArgument, UsageError, find_adapter, find_model, parse_adapter, parse_size
 
 
-
 def _version() -> str:
     from importlib.metadata import version  # slow to import, and seldom asked for
 
@@ -126,6 +125,14 @@ def bench(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, help="
     from .engine_tools import pass_through
 
     return pass_through("bench", *arguments)
+
+
+@app.command
+def measure(*, json: Json = False) -> int:
+    """Measure the screen with the default model: first paint, first reply, the lag of a key while the engine decodes."""
+    from .measure import report
+
+    return report(as_json=json)
 
 
 def _adapters(texts: tuple[str, ...]) -> tuple[AdapterArgument, ...]:

@@ -6,6 +6,7 @@ taken while the engine decodes.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import select
@@ -17,6 +18,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+
+from . import exit_codes, output
 
 COLUMNS, ROWS = 160, 45
 QUESTION = "What is the capital of Finland?"
@@ -46,9 +49,26 @@ class ScreenTimes:
         return self.key_lag_ms[min(int(share * len(self.key_lag_ms)), len(self.key_lag_ms) - 1)]
 
 
-def measure(arguments: Sequence[str] = ()) -> ScreenTimes:
-    """Run `lora-bench ARGUMENTS` and measure it. The base must answer QUESTION with ANSWER. Raises MeasureFailed."""
-    with Terminal([sys.executable, "-P", "-m", "lora_bench.workbench.cli", *arguments]) as terminal:
+def report(as_json: bool) -> int:
+    """Measure and print; returns the exit code."""
+    try:
+        times = measure()
+    except MeasureFailed as failed:
+        output.narrate(f"nothing was measured: {failed}")
+        return exit_codes.ENGINE_ERROR
+    answer = {
+        "screen": f"{COLUMNS}x{ROWS}",
+        "first_paint_s": round(times.first_paint_s, 3), "ready_s": round(times.ready_s, 2), "first_reply_s": round(times.first_reply_s, 2),
+        "key_lag_ms": {name: round(times.lag(share), 1) for name, share in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))},
+        "keys": len(times.key_lag_ms),
+    }
+    output.write("\n".join([json.dumps(answer)] if as_json else output.as_lines(answer)) + "\n")
+    return exit_codes.OK
+
+
+def measure() -> ScreenTimes:
+    """Run the workbench on the default model, which answers QUESTION with ANSWER, and measure it. Raises MeasureFailed."""
+    with Terminal([sys.executable, "-P", "-m", "lora_bench.workbench.cli"]) as terminal:
         painted = terminal.wait_for("lora-bench", 30)
         ready = terminal.wait_for("is ready", 300)
         terminal.type(QUESTION + "\r")
