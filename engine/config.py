@@ -17,6 +17,8 @@ MEMORY_SHARE = 0.25
 """of the memory that is free now, what KV blocks may take"""
 STEP_TOKENS = {"cpu": 128, "cuda": 2048}
 """tokens of one step: small enough that a long prompt does not stall the replies beside it"""
+MAX_SLOTS = 256
+"""the snapshot shows every one of them"""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 AUTO_DTYPE = {"cpu": "fp32", "cuda": "bf16"}
@@ -40,8 +42,10 @@ def make_config(command: LoadModel, facts: ModelFacts) -> EngineConfig:
     """Raises ValueError, with the numbers, for a device that is not there, a context the model was not trained for, or no memory."""
     device = pick_device(command.device)
     dtype = DTYPES[AUTO_DTYPE[device.type] if command.dtype == "auto" else command.dtype]
-    if command.slots < 1:
-        raise ValueError(f"{command.slots} slots were asked for; at least 1 is needed")
+    if not 1 <= command.slots <= MAX_SLOTS:
+        raise ValueError(f"{command.slots} slots were asked for; choose 1 to {MAX_SLOTS}")
+    if command.host_cache_bytes < 0:
+        raise ValueError(f"a host cache of {command.host_cache_bytes} bytes was asked for; give 0 or more")
     if command.context < 0 or command.context > facts.context:
         raise ValueError(f"a context of {command.context} tokens was asked for; this model was trained for {facts.context}, "
                          "choose 1 to that many, or 0 for the default")

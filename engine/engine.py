@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 import psutil
-import torch
 from torch import Tensor
 
 from .blocks import BLOCK_TOKENS, blocks_for
 from .chat import prompt_ids
-from .loaded import LoadedModel, OutOfMemory, load_model
+from .failures import out_of_memory, sentence
+from .loaded import LoadedModel, load_model
 from .mix import TokenMix, check_mix, resolve_mix
 from .protocol import (
     AdapterInfo,
@@ -38,6 +38,10 @@ from .scheduler import Work
 from .slot_pool import SlotsBusy
 from .stop_text import StopText
 from .tokenizer import TextStream
+
+
+class DuplicateRequest(ValueError):
+    """A request with the number of one that has not ended; that one goes on."""
 
 
 class Engine:
@@ -99,7 +103,7 @@ class Engine:
         """Queue a request. Raises ValueError when it can never run; it is not queued then."""
         model = self.model
         if command.request_id in self._requests:
-            raise ValueError(f"request {command.request_id} is running already; give every request its own number")
+            raise DuplicateRequest(f"request {command.request_id} is running already; give every request its own number")
         check_sampling(command.sampling)
         ids, _ = prompt_ids(model.tokenizer, model.base.chat_template, command.prompt)
         request = self._request(command.request_id, list(ids), command.mix, command.sampling)
@@ -126,12 +130,13 @@ class Engine:
                 before = request.mix
                 self._swap_mix(request, self._token_mix(mix, request.ids[: request.prompt_tokens]))
                 done.append((request, before))
-        except (ValueError, OSError):
+        except Exception:
             for request, before in reversed(done):
-                self._swap_mix(request, before)
+                self._swap_back(request, before)
             raise
         self._mix = mix
-        self._emit(MixSet(mix, {request.id: request.new_tokens for request in requests}))
+        activations = {request.id: request.mix.activations for request in changed if request.mix.activations}
+        self._emit(MixSet(mix, {request.id: request.new_tokens for request in requests}, activations))
 
     def drop_requests(self, message: str, out_of_memory: bool = False) -> None:
         """Fail every request, running or waiting."""
@@ -199,8 +204,10 @@ class Engine:
             oldest = model.scheduler.waiting[0]
             try:
                 request, because = model.scheduler.next_admitted(acquire)
-            except (ValueError, OSError) as error:
-                self._fail(oldest, str(error))
+            except Exception as error:  # the adapters of this request cannot be had; the others go on
+                if not isinstance(error, (ValueError, OSError)) and not out_of_memory(error):
+                    raise
+                self._fail(oldest, sentence(error), out_of_memory(error))
                 continue
             if request is None:
                 if because != oldest.waits_for:
@@ -219,6 +226,13 @@ class Engine:
         if request.table is not None:
             self.model.store.acquire(mix.names, request.id, f"request {request.id}, whose mix was changed")
         request.mix = mix
+
+    def _swap_back(self, request: Request, before: TokenMix) -> None:
+        """After a refusal: the mix that `request` had. When its adapters are gone meanwhile, the request fails, in words."""
+        try:
+            self._swap_mix(request, before)
+        except Exception as error:
+            self._fail(request, f"its mix was changed, that was refused, and its own cannot be had any more: {sentence(error)}", out_of_memory(error))
 
     def _accept(self, request: Request, token: int) -> None:
         if token < 0:
@@ -263,8 +277,3 @@ def _owners(running: Iterable[Request]) -> Iterable[KvOwner]:
     for request in running:
         if request.table is not None:
             yield KvOwner(request.id, len(request.table.blocks), request.stored, request.mix.mix)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out, of the device or of the machine."""
-    return isinstance(error, (MemoryError, OutOfMemory, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)

@@ -14,6 +14,7 @@ from .base_parts import BaseFile
 from .blocks import BlockPool
 from .config import DTYPE_NAMES, EngineConfig, make_config
 from .default_model import ensure_default_model
+from .failures import OutOfMemory
 from .models.decoder import Decoder
 from .models.facts import module_shapes
 from .protocol import Emit, LoadModel, ModelInfo, ModelLoading
@@ -24,10 +25,6 @@ from .weights.load import load_weights
 
 PROGRESS_SECONDS = 0.1
 """between two reports of one phase"""
-
-
-class OutOfMemory(ValueError):
-    """The machine's memory is too small for what was asked; the text has the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,9 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
     DownloadCancelled, OutOfMemory, ValueError and OSError with a sentence; what was loaded before is not touched then.
     """
     progress = Progress(emit)
-    path = command.path or ensure_default_model(lambda item, done, total: progress.report("download", item, done, total), cancelled)
+    path = command.path
+    if path is None:
+        path = ensure_default_model(lambda item, done, total: progress.report("download", item, done, total), cancelled)
     progress.report("header", str(path))
     base = open_base(path)
     progress.report("tokenizer", base.name)

@@ -85,8 +85,8 @@ def _activation(info: AdapterInfo, prompt: Sequence[int], text: Callable[[Sequen
     tokens = info.invocation_tokens
     start = find_last(prompt, tokens)
     if start >= 0:
-        return Activation(info.name, True, start, len(tokens), f"{text(tokens)!r} at token {start}")
-    return Activation(info.name, False, -1, len(tokens), f"invocation not found, off: {nearest_miss(prompt, tokens, text)}")
+        return Activation(info.name, True, start, len(tokens), repr(text(tokens)))
+    return Activation(info.name, False, -1, len(tokens), nearest_miss(prompt, tokens, text))
 
 
 def unknown_adapter(name: str, known: Mapping[str, object]) -> str:

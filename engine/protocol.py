@@ -218,14 +218,14 @@ class Activation(_Struct):
     length: int
     """tokens of the invocation; 0 for a plain LoRA, which is not reported"""
     detail: str
-    """one clause for the screen: the matched text, or why it is off with the nearest miss"""
+    """one clause that no other field says: the matched text, or the nearest miss"""
 
 
 class RequestStats(_Struct):
     prompt_tokens: int
     new_tokens: int
     ttft_ms: float
-    """from the arrival of Generate to the first token"""
+    """from the arrival of Generate to the first token; 0 when there was none"""
     prefill_ms: float
     decode_ms: float
     decode_tokens_per_second: float
@@ -329,6 +329,8 @@ class MixSet(_Struct):
 
     mix: Mix
     at_token: dict[int, int]
+    activations: dict[int, tuple[Activation, ...]] = {}
+    """where the aLoRAs of the mix act in the requests that it changed"""
 
 
 class MixRefused(_Struct):
@@ -476,11 +478,19 @@ _events = msgspec.msgpack.Decoder(Event)
 
 
 def write_frame(stream: BinaryIO, item: Command | Event) -> None:
-    """Write one item and flush; text that is no Unicode (lone surrogates) goes as "?". Raises OSError when the other side is gone."""
+    """Write one item and flush; text that is no Unicode (lone surrogates) goes as "?".
+
+    Raises OSError when the other side is gone; ValueError, with nothing written, for an item that no frame holds.
+    """
+    kind = type(item).__name__
     try:
         payload = _encoder.encode(item)
     except UnicodeEncodeError:
         payload = _encoder.encode(_unicode(msgspec.to_builtins(item)))
+    except OverflowError as error:
+        raise ValueError(f"{kind} holds a whole number of more than 64 bits; give a smaller one") from error
+    if len(payload) > MAX_FRAME_BYTES:
+        raise ValueError(f"{kind} takes {len(payload):,} bytes, over the limit of {MAX_FRAME_BYTES:,}; send a shorter text")
     stream.write(struct.pack("<I", len(payload)) + payload)
     stream.flush()
 

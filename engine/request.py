@@ -16,6 +16,9 @@ from .stop_text import StopText
 from .tokenizer import TextStream
 
 Reason = Literal["stop", "length", "context", "aborted"]
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1000
+"""bounds the look at every new piece of text"""
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -25,13 +28,17 @@ def check_sampling(sampling: Sampling) -> None:
         "top_k": (sampling.top_k, sampling.top_k >= 0, "0 (off) or more"),
         "top_p": (sampling.top_p, 0 < sampling.top_p <= 1, "over 0, up to 1 (off)"),
         "min_p": (sampling.min_p, 0 <= sampling.min_p <= 1, "from 0 (off) to 1"),
-        "repetition_penalty": (
-            sampling.repetition_penalty, math.isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0, "over 0; 1 is off"),
+        "repetition_penalty": (sampling.repetition_penalty, 0.01 <= sampling.repetition_penalty <= 100, "from 0.01 to 100; 1 is off"),
         "max_tokens": (sampling.max_tokens, sampling.max_tokens >= 1, "1 or more"),
     }
     for name, (value, good, expected) in rules.items():
         if not good:
             raise ValueError(f"{name} is {value}; it must be {expected}")
+    if len(sampling.stop) > MAX_STOPS:
+        raise ValueError(f"{len(sampling.stop)} stop strings are given; at most {MAX_STOPS} are watched for")
+    for stop in sampling.stop:
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            raise ValueError(f"a stop string has {len(stop)} characters; it must have 1 to {MAX_STOP_CHARACTERS}")
 
 
 @dataclass(slots=True, eq=False)
@@ -93,10 +100,11 @@ class Request:
     def stats(self) -> RequestStats:
         decode = max(self.last_token - self.first_token, 0.0)
         rate = (self.new_tokens - 1) / decode if decode > 0 and self.new_tokens > 1 else 0.0
-        first = self.first_token or time.perf_counter()
+        ttft = self.first_token - self.arrived if self.first_token else 0.0
+        prefill = self.first_token - self.started if self.first_token else 0.0
         return RequestStats(
-            prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens, ttft_ms=(first - self.arrived) * 1e3,
-            prefill_ms=(first - (self.started or first)) * 1e3, decode_ms=decode * 1e3, decode_tokens_per_second=rate, seed=self.sampling.seed)
+            prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens, ttft_ms=ttft * 1e3, prefill_ms=prefill * 1e3,
+            decode_ms=decode * 1e3, decode_tokens_per_second=rate, seed=self.sampling.seed)
 
     def _flush(self) -> str:
         """The rest of the text at the end of a reply; a stop string may still complete in it."""

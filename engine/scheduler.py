@@ -45,8 +45,8 @@ class Scheduler:
     def next_admitted(self, acquire: Acquire) -> tuple[Request | None, str]:
         """Let the oldest waiting request run, if it can.
 
-        Returns (the request now running or None, what the oldest one waits for or ""). A ValueError of `acquire` is passed
-        on after the request was taken out of the queue (see `drop_oldest`).
+        Returns (the request now running or None, what the oldest one waits for or ""). What `acquire` raises is passed on;
+        the request is the oldest waiting one still.
         """
         if not self.waiting:
             return None, ""

@@ -6,7 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from .engine import Engine, out_of_memory
+from .engine import DuplicateRequest, Engine
+from .failures import out_of_memory, sentence
 from .protocol import (
     Abort,
     AdapterFailed,
@@ -115,7 +116,7 @@ class _Service:
             self.engine.step()
         except Exception as error:
             memory = out_of_memory(error)
-            message = f"the step failed: {_sentence(error)}; the running requests were dropped"
+            message = f"the step failed: {sentence(error)}; the running requests were dropped"
             self.engine.drop_requests(message, memory)
             self._emit(EngineFailed(message, fatal=False, out_of_memory=memory))
 
@@ -131,26 +132,18 @@ class _Service:
 
 def _failure(command: Command, error: Exception) -> Event:
     """The event that says in words why `command` was not carried out."""
-    text, memory = _sentence(error), out_of_memory(error)
+    text, memory = sentence(error), out_of_memory(error)
     match command:
         case LoadModel():
             return ModelFailed(text, cancelled=type(error).__name__ in ("LoadCancelled", "DownloadCancelled"), out_of_memory=memory)
         case LoadAdapter():
             return AdapterFailed(command.name or "", command.path, text, out_of_memory=memory)
-        case Generate():
+        case Generate() if not isinstance(error, DuplicateRequest):  # that one has not ended
             return RequestFailed(command.request_id, text, out_of_memory=memory)
         case SetMix():
             return MixRefused(command.mix, text)
         case _:
             return CommandFailed(text)
-
-
-def _sentence(error: Exception) -> str:
-    """ValueError and OSError carry sentences of ours or of the system; anything else is named by its kind."""
-    if out_of_memory(error) and not isinstance(error, ValueError):
-        return "memory ran out; free some, take a smaller model, a smaller context or fewer adapters"
-    text = str(error).strip() or type(error).__name__
-    return text if isinstance(error, (ValueError, OSError)) or not str(error) else f"{type(error).__name__}: {text}"
 
 
 _ACTIONS: dict[type, Callable[[_Service, Command], object]] = {

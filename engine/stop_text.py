@@ -6,7 +6,8 @@ class StopText:
     """Holds back text that may turn out to be the beginning of a stop string, and never lets any of a stop string out."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
+        """`stops` are not empty (`request.check_sampling` refuses empty ones)."""
+        self._stops = stops
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:

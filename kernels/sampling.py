@@ -32,8 +32,8 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     logits: [rows, vocab], any float dtype, not changed.
     """
     logits = logits.float()
-    finite = torch.isfinite(logits).all(-1)
     logits = _penalised(logits, draws)
+    finite = torch.isfinite(logits).all(-1)
     tokens = logits.argmax(-1)
     hot = [row for row, draw in enumerate(draws) if draw.temperature > 0]
     if hot:
@@ -56,8 +56,9 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
 
-    scaled = logits.double() / column([draw.temperature for draw in draws])
-    scaled = scaled - scaled.amax(-1, keepdim=True)
+    scaled = logits.double()
+    scaled = scaled - scaled.amax(-1, keepdim=True)  # before the division: near temperature 0 the best stays 0, the rest goes to -inf
+    scaled = scaled / column([draw.temperature for draw in draws])
     if any(draw.top_k or draw.top_p < 1.0 for draw in draws):
         scaled = _top(scaled, draws, column([draw.top_p for draw in draws]))
     if any(draw.min_p > 0.0 for draw in draws):

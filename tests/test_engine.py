@@ -252,6 +252,14 @@ def test_an_alora_switched_on_in_a_reply_needs_its_invocation_in_the_prompt(benc
     bench.run()
     (started,) = bench.of(RequestStarted)
     assert not started.activations[0].found and bench.finished(1).ids == base
+    bench.submit(2)
+    bench.submit(3, TokenIds((5, 30, 30)))
+    bench.run(3)
+    bench.engine.set_mix((AdapterUse("one"),), (2, 3))
+    (told,) = bench.of(MixSet)
+    assert [(number, found.adapter, found.found) for number, (found,) in told.activations.items()] == [(2, "one", False), (3, "one", True)]
+    bench.run()
+    assert bench.finished(2).ids == base
 
 
 def test_a_load_that_fails_loses_nothing(bench: Bench, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_an_alora_starts_at_the_last_invocation_and_says_so() -> None:
     assert resolved.active[0].start == 3
     (activation,) = resolved.activations
     assert (activation.found, activation.start, activation.length) == (True, 3, 2)
+    assert activation.detail == "'7 8'", "what the other fields do not say"
 
 
 def test_an_alora_without_its_invocation_is_off_and_says_why() -> None:
@@ -66,7 +67,7 @@ def test_an_alora_without_its_invocation_is_off_and_says_why() -> None:
     assert resolved.names == ("json",)
     (activation,) = resolved.activations
     assert (activation.found, activation.start) == (False, -1)
-    assert "nearest is [7, 9] at token 0, expected [7, 8]" in activation.detail
+    assert activation.detail == "nearest is [7, 9] at token 0, expected [7, 8]"
 
 
 @given(st.integers(0, 6), st.lists(st.integers(1, 4), min_size=1, max_size=5))

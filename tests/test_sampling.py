@@ -41,6 +41,15 @@ def test_temperature_sharpens_and_flattens() -> None:
     assert min(hot.count(t) for t in range(4)) > 350
 
 
+def test_near_temperature_zero_the_best_token_is_drawn() -> None:
+    for cold in (1e-12, 1e-308, 5e-324):
+        assert sample(LOGITS, [Draw(temperature=cold, seed=4)]) == [1]
+
+
+def test_a_penalty_that_leaves_no_finite_number_is_told() -> None:
+    assert sample(torch.tensor([[-3e38, 1.0]]), [Draw(repetition_penalty=100.0, seen=torch.tensor([0]))]) == [-1]
+
+
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
     seen = torch.tensor([0, 2])
     assert sample(torch.tensor([[3.0, 2.0, -1.0]]), [Draw(repetition_penalty=2.0, seen=seen)]) == [1]

@@ -181,6 +181,7 @@ class BenchState:
             version = self.version(request_id)
             if version and version.mix_now != event.mix:
                 version.splices.append(Splice(len(version.text), token, version.mix_now, event.mix))
+                version.activations = event.activations.get(request_id, ())
 
     def _on_MixRefused(self, event: p.MixRefused) -> None:
         self.notice(f"the mix {mix_text(event.mix)} was refused: {event.message}\nWhat was set before still holds.", "error")

@@ -17,7 +17,17 @@ from pathlib import Path
 
 import platformdirs
 
-from ...engine.protocol import Command, Emit, EngineFailed, Shutdown, read_events, write_frame
+from ...engine.protocol import (
+    Command,
+    CommandFailed,
+    Emit,
+    EngineFailed,
+    Generate,
+    RequestFailed,
+    Shutdown,
+    read_events,
+    write_frame,
+)
 from ..text import clean_line
 
 _ENGINE = [sys.executable, "-P", "-X", "faulthandler", "-m", "lora_bench.engine"]
@@ -89,7 +99,10 @@ class _Child:
         stdin = self.process.stdin
         try:
             while (command := self.outbox.get()) is not None:
-                write_frame(stdin, command)
+                try:
+                    write_frame(stdin, command)
+                except ValueError as error:  # no frame holds it: it is not sent, and that is said
+                    self._emit(_refused(command, str(error)))
             stdin.close()
         except OSError:
             pass  # the process is gone; the reader of its events says so
@@ -118,6 +131,10 @@ class _Child:
                 self._log.emit(logging.makeLogRecord({"msg": line, "levelno": logging.INFO}))
         if self._log:
             self._log.close()
+
+
+def _refused(command: Command, message: str) -> RequestFailed | CommandFailed:
+    return RequestFailed(command.request_id, message) if isinstance(command, Generate) else CommandFailed(message)
 
 
 def _thread(target) -> threading.Thread:

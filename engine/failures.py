@@ -1,0 +1,38 @@
+"""Errors in words: what an exception says to the person, and whether it means that memory ran out."""
+from __future__ import annotations
+
+import re
+
+import psutil
+import torch
+
+_ASKED = re.compile(r"tried to allocate ([\d.]+ ?(?:bytes|[KMGT]iB))", re.IGNORECASE)
+
+
+class OutOfMemory(ValueError):
+    """The machine's memory is too small for what was asked; the text has the numbers."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out, of the device or of the machine."""
+    return isinstance(error, (MemoryError, OutOfMemory, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def sentence(error: BaseException) -> str:
+    """ValueError and OSError carry sentences of ours or of the system; anything else is named by its kind."""
+    if out_of_memory(error) and not isinstance(error, ValueError):
+        return _memory_sentence(str(error))
+    text = str(error).strip() or type(error).__name__
+    return text if isinstance(error, (ValueError, OSError)) or not str(error) else f"{type(error).__name__}: {text}"
+
+
+def _memory_sentence(text: str) -> str:
+    asked = _ASKED.search(text)
+    more = f" when {asked[1]} more were asked for" if asked else ""
+    if "CUDA" in text and torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        state = f"{free:,} of the device's {total:,} bytes are free"
+    else:
+        memory = psutil.virtual_memory()
+        state = f"the engine holds {psutil.Process().memory_info().rss:,} bytes, {memory.available:,} of the machine's {memory.total:,} are free"
+    return f"memory ran out{more}: {state}; close other programs, or take a smaller model, a smaller context, dtype bf16 or fewer adapters"

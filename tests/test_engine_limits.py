@@ -1,0 +1,170 @@
+"""What people and files may ask for, and must be refused in words: numbers at their ends, numbers twice, memory that is not there."""
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from lora_bench.engine.adapter_store import AdapterStore
+from lora_bench.engine.engine import Engine
+from lora_bench.engine.failures import out_of_memory, sentence
+from lora_bench.engine.protocol import (
+    MAX_FRAME_BYTES,
+    AdapterUse,
+    CommandFailed,
+    Event,
+    Generate,
+    LoadModel,
+    Mix,
+    MixSet,
+    RawText,
+    RequestFailed,
+    RequestFinished,
+    Sampling,
+    Shutdown,
+    TokenIds,
+    write_frame,
+)
+from lora_bench.engine.service import Inbox, serve
+
+Write = Callable[..., Path]
+PROMPT = TokenIds((5, 6, 7, 8))
+
+
+@pytest.fixture
+def base(tiny_gguf: Write, tiny_tensors: dict[str, torch.Tensor]) -> Path:
+    """A tiny random base that never says a special token."""
+    head = tiny_tensors["lm_head.weight"].clone()
+    head[:5] = 0
+    return tiny_gguf(tensors={"output.weight": head.numpy()})
+
+
+class Bench:
+    def __init__(self, base: Path, **load: object) -> None:
+        self.events: list[Event] = []
+        self.engine = Engine(self.events.append)
+        self.engine.load_model(LoadModel(str(base), device="cpu", **load))
+
+    def submit(self, number: int, prompt: object = PROMPT, mix: Mix = (), **sampling: object) -> None:
+        self.engine.submit(Generate(number, prompt, mix, Sampling(**{"max_tokens": 20} | sampling)))
+
+    def run(self, steps: int = 1000) -> None:
+        while steps and self.engine.step():
+            steps -= 1
+
+    def of(self, kind: type) -> list:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def ids(self, number: int) -> tuple[int, ...]:
+        (done,) = [event for event in self.of(RequestFinished) if event.request_id == number]
+        return done.ids
+
+
+@pytest.mark.parametrize("settings,words", [
+    ({"repetition_penalty": 1e308}, "repetition_penalty is 1e\\+308; it must be from 0.01 to 100"), ({"repetition_penalty": 1e-40}, "0.01"),
+    ({"stop": ("",)}, "a stop string has 0 characters; it must have 1 to 1000"), ({"stop": ("x" * 1001,)}, "1001 characters"),
+    ({"stop": ("x",) * 65}, "65 stop strings are given; at most 64"), ({"max_tokens": 0}, "max_tokens is 0; it must be 1 or more"),
+    ({"temperature": float("inf")}, "temperature is inf"), ({"top_k": -1}, "top_k is -1"),
+])
+def test_settings_beyond_their_bounds_are_refused(base: Path, settings: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Bench(base).submit(1, **settings)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 1e-308}, {"temperature": 5e-324}, {"top_k": 2**63}, {"max_tokens": 2**62}, {
+    "temperature": 9.0, "min_p": 1.0, "seed": 2**63}, {"temperature": 9.0, "top_p": 1e-300, "seed": -1}, {"stop": ("\ud800", "é")}])
+def test_settings_at_their_ends_that_leave_only_the_best_token_are_greedy(base: Path, settings: dict) -> None:
+    bench = Bench(base)
+    bench.submit(1)
+    bench.submit(2, **settings)
+    bench.run()
+    assert bench.ids(2)[: len(bench.ids(1))] == bench.ids(1)
+
+
+@pytest.mark.parametrize("load,words", [
+    ({"path": ""}, "has no config.json|no such file"), ({"slots": 10**9}, "1000000000 slots were asked for; choose 1 to 256"), ({"host_cache_bytes": -1}, "-1 bytes")])
+def test_loads_that_cannot_be_are_refused_at_once(base: Path, load: dict, words: str) -> None:
+    with pytest.raises((ValueError, OSError), match=words):
+        Engine(lambda event: None).load_model(LoadModel(**{"path": str(base)} | load))
+
+
+def test_a_number_that_is_taken_is_refused_and_its_request_goes_on(base: Path) -> None:
+    events: list[Event] = []
+    inbox = Inbox()
+    for command in (LoadModel(str(base)), *(Generate(1, PROMPT, (), Sampling(max_tokens=3)) for _ in range(2))):
+        inbox.put(command)
+
+    def emit(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, RequestFinished):
+            inbox.put(Shutdown())
+
+    serve(inbox, emit)
+    (refused,) = [event for event in events if isinstance(event, CommandFailed)]
+    assert "request 1 is running already" in refused.message and not any(isinstance(event, RequestFailed) for event in events)
+
+
+def test_memory_that_runs_out_for_one_request_fails_that_one_alone(
+    base: Path, adapter_folder: Write, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(base)
+    bench.engine.load_adapter(str(adapter_folder("one")), "one")
+    real = AdapterStore.acquire
+
+    def acquire(store: AdapterStore, names: object, user: int | None, because: str) -> None:
+        if user == 2:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
+        real(store, names, user, because)
+
+    monkeypatch.setattr(AdapterStore, "acquire", acquire)
+    for number in (1, 2, 3):
+        bench.submit(number, mix=(AdapterUse("one"),), max_tokens=3)
+    bench.run()
+    (failed,) = bench.of(RequestFailed)
+    assert failed.request_id == 2 and failed.out_of_memory and bench.ids(1) == bench.ids(3)
+    assert failed.message.startswith("memory ran out when 4096 bytes more were asked for: the engine holds ")
+    assert "enforce" not in failed.message and "bytes, " in failed.message
+
+
+def test_memory_errors_are_told_from_others() -> None:
+    assert out_of_memory(MemoryError()) and sentence(MemoryError()).startswith("memory ran out: the engine holds")
+    assert not out_of_memory(RuntimeError("a fault")) and sentence(RuntimeError("a fault")) == "RuntimeError: a fault"
+
+
+def test_a_refused_mix_whose_old_one_is_gone_fails_that_request_in_words_and_tells_the_first_cause(
+    base: Path, adapter_folder: Write,
+) -> None:
+    folders = {name: adapter_folder(name) for name in ("one", "two", "held", "three", "sure", "surer")}
+    bench = Bench(base, slots=3, host_cache_bytes=3072)
+    for name, folder in folders.items():
+        assert bench.engine.load_adapter(str(folder), name).bytes == 3072, "the host tier holds one of them"
+    bench.engine.set_invocation("sure", "cd")
+    bench.engine.set_invocation("surer", "d")
+    bench.submit(1, TokenIds((5, 6, 7)), (AdapterUse("one"),))
+    bench.submit(2, PROMPT, (AdapterUse("two"),))
+    bench.submit(3, PROMPT, (AdapterUse("held"),))
+    bench.run(2)
+    shutil.rmtree(folders["one"])
+    with pytest.raises(ValueError, match="the mix needs 2 more of 3 slots, 1 can be had now"):
+        bench.engine.set_mix((AdapterUse("three"), AdapterUse("sure"), AdapterUse("surer")), (1, 2))
+    (failed,) = bench.of(RequestFailed)
+    assert failed.request_id == 1 and "its own cannot be had any more: adapter 'one' is no longer in memory" in failed.message
+    assert not bench.of(MixSet) and [owner.mix for owner in bench.engine.snapshot().kv.owners] == [(AdapterUse("two"),), (AdapterUse("held"),)]
+    bench.run()
+    assert len(bench.ids(2)) == len(bench.ids(3)) == 20
+
+
+def test_frames_that_cannot_be_sent_are_refused_before_a_byte_is_written() -> None:
+    for command in (Generate(1, RawText("x" * MAX_FRAME_BYTES)), Generate(1, PROMPT, (), Sampling(top_k=1 << 70))):
+        stream = io.BytesIO()
+        with pytest.raises(ValueError, match="Generate"):
+            write_frame(stream, command)
+        assert stream.getvalue() == b""
+    stream = io.BytesIO()
+    write_frame(stream, Generate(1, RawText("\udc00")))
+    assert msgspec.msgpack.decode(stream.getvalue()[4:])["prompt"]["text"] == "?"

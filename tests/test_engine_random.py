@@ -1,0 +1,237 @@
+"""Hundreds of random commands: nothing leaks, every request ends once, and a reply is what it would have been alone."""
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from lora_bench.engine.engine import Engine
+from lora_bench.engine.protocol import (
+    Abort,
+    AdapterUse,
+    CancelLoad,
+    Command,
+    EngineFailed,
+    EngineSnapshot,
+    Event,
+    Generate,
+    LoadAdapter,
+    LoadModel,
+    Mix,
+    PinAdapter,
+    RequestFailed,
+    RequestFinished,
+    RequestQueued,
+    RequestStarted,
+    Sampling,
+    SetInvocation,
+    SetMix,
+    Shutdown,
+    TextDelta,
+    TokenIds,
+    UnloadAdapter,
+    read_events,
+    write_frame,
+)
+
+Write = Callable[..., Path]
+NAMES = ("one", "two", "three", "four")
+SLOTS, HOST_BYTES = 2, 9000
+"""too few slots for all adapters, and a host tier for about two of them"""
+
+
+@pytest.fixture
+def files(tiny_gguf: Write, adapter_folder: Write) -> dict[str, str]:
+    """The base by "base", the adapters by their names."""
+    kinds = (("q_proj", "down_proj"), ("v_proj", "lm_head"), ("q_proj", "k_proj", "v_proj", "o_proj"), ("up_proj",))
+    folders = {name: str(adapter_folder(name, kind, r=2 + number)) for number, (name, kind) in enumerate(zip(NAMES, kinds, strict=True))}
+    return folders | {"base": str(tiny_gguf())}
+
+
+class Commands:
+    """Random commands; requests are numbered from 1."""
+
+    def __init__(self, seed: int, files: dict[str, str]) -> None:
+        self.random, self.files, self.requests = random.Random(seed), files, 0
+
+    def mix(self) -> Mix:
+        names = self.random.sample(NAMES, self.random.choice((0, 1, 1, 2, 2, 3)))
+        return tuple(AdapterUse(name, self.random.choice((0.0, 0.3, 1.0, -0.5))) for name in names)
+
+    def generate(self) -> Generate:
+        draw = self.random
+        self.requests += 1
+        prompt = tuple(draw.randrange(5, 50) for _ in range(draw.choice((1, 3, 20, 60, 180))))
+        hot = {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2} if draw.random() < 0.2 else {}
+        limit = draw.choice((1, 2, 6, 300))
+        return Generate(self.requests, TokenIds(prompt), self.mix(), Sampling(max_tokens=limit, seed=self.requests, **hot))
+
+    def any(self) -> Command:
+        draw = self.random
+        name, number = draw.choice(NAMES), draw.randint(1, self.requests + 1)
+        make = draw.choices((
+            self.generate, lambda: Abort(number), lambda: SetMix(self.mix(), tuple(draw.sample(range(number + 1), min(3, number)))),
+            lambda: LoadAdapter(self.files[name], name), lambda: UnloadAdapter(name), lambda: PinAdapter(name, draw.random() < 0.4),
+            lambda: SetInvocation(name, draw.choice(("", "", "a", "zzz")))), (6, 4, 4, 4, 1, 1, 1))[0]
+        return make()
+
+
+@dataclass
+class Asked:
+    """A request as it was accepted, and the invocations of that moment."""
+
+    command: Generate
+    invocations: dict[str, str]
+    changed: bool = False
+
+
+@dataclass
+class Run:
+    """An engine under random commands."""
+
+    files: dict[str, str]
+    events: list[Event] = field(default_factory=list)
+    asked: dict[int, Asked] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.engine = Engine(self.events.append)
+        self.engine.load_model(LoadModel(self.files["base"], "cpu", slots=SLOTS, host_cache_bytes=HOST_BYTES))
+
+    def do(self, command: Command) -> None:
+        engine = self.engine
+        with suppress(ValueError):
+            match command:
+                case Generate():
+                    engine.submit(command)
+                    self.asked[command.request_id] = Asked(command, {name: i.invocation for name, i in engine.model.store.infos.items()})
+                case Abort(number):
+                    engine.abort(number)
+                case SetMix(mix, numbers):
+                    before = {owner.request_id: owner.mix for owner in engine.snapshot().kv.owners}
+                    engine.set_mix(mix, numbers)
+                    for number in set(numbers) & self.asked.keys():
+                        self.asked[number].changed |= before.get(number) != mix
+                case LoadAdapter(path, name):
+                    engine.load_adapter(path, name)
+                case UnloadAdapter(name):
+                    engine.unload_adapter(name)
+                case PinAdapter(name, pinned):
+                    engine.pin_adapter(name, pinned)
+                case SetInvocation(name, text):
+                    engine.set_invocation(name, text)
+
+    def check(self) -> None:
+        snapshot, model = self.engine.snapshot(), self.engine.model
+        owned = sum(owner.blocks for owner in snapshot.kv.owners)
+        assert model.scheduler.pool.free + owned == snapshot.kv.blocks
+        blocks = [block for request in model.scheduler.running for block in request.table.blocks]
+        assert len(blocks) == len(set(blocks)) == owned
+        ended = [event.request_id for event in self.events if isinstance(event, (RequestFinished, RequestFailed))]
+        assert len(ended) == len(set(ended))
+        assert set(ended).isdisjoint(alive := {*snapshot.running, *snapshot.waiting}) and {*ended, *alive} == self.asked.keys()
+        in_slots = [slot.adapter for slot in snapshot.slots if slot.adapter]
+        assert len(in_slots) == len(set(in_slots)) and len(snapshot.slots) == SLOTS
+        assert {view.info.name for view in snapshot.adapters} >= {*in_slots, *snapshot.host.adapters}
+        assert snapshot.host.used_bytes <= HOST_BYTES
+        for slot in snapshot.slots:
+            assert slot.users == sum(slot.adapter in request.mix.names for request in model.scheduler.running)
+
+    def finish(self) -> None:
+        while self.engine.step():
+            pass
+        self.check()
+        snapshot = self.engine.snapshot()
+        assert not snapshot.running and not snapshot.waiting and not snapshot.kv.owners and all(slot.users == 0 for slot in snapshot.slots)
+
+    def alone(self, asked: Asked) -> tuple[int, ...]:
+        for name in {use.name for use in asked.command.mix}:
+            self.do(LoadAdapter(self.files[name], name))
+            self.engine.set_invocation(name, asked.invocations[name])
+        self.events.clear()
+        self.engine.submit(asked.command)
+        while self.engine.step():
+            pass
+        (done,) = [event for event in self.events if isinstance(event, RequestFinished)]
+        return done.ids
+
+    def same(self, asked: Asked, ids: Sequence[int], other: Sequence[int]) -> bool:
+        """Equal, or parted where the two best tokens are as good as equal: a batch may round otherwise."""
+        if tuple(ids) == tuple(other):
+            return True
+        at = next(i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b)
+        best = self.engine.logits([*asked.command.prompt.ids, *ids[:at]], asked.command.mix).topk(2).values
+        return bool(best[0] - best[1] < 1e-3 * best[0].abs())
+
+
+@pytest.mark.parametrize("count", [250])
+def test_random_commands_leak_nothing_and_change_no_reply(files: dict[str, str], seed: int, count: int) -> None:
+    commands, run = Commands(seed, files), Run(files)
+    for name in NAMES[:3]:
+        run.do(LoadAdapter(files[name], name))
+    for _ in range(count):
+        run.do(commands.any())
+        for _ in range(commands.random.choice((0, 0, 1, 3))):
+            run.engine.step()
+        run.check()
+    run.finish()
+    finished = [event for event in run.events if isinstance(event, RequestFinished) and event.reason != "aborted"]
+    assert finished
+    for name in NAMES:
+        run.do(PinAdapter(name, False))
+    kept = [(run.asked[event.request_id], event.ids) for event in finished]
+    greedy = [(asked, ids) for asked, ids in kept if not asked.changed and asked.command.sampling.temperature == 0]
+    for asked, ids in commands.random.sample(greedy, min(8, len(greedy))):
+        alone = run.alone(asked)
+        assert run.same(asked, ids, alone), (asked, ids, alone)
+
+
+def test_the_child_ends_every_request_once_whatever_comes(files: dict[str, str], seed: int) -> None:
+    """All commands at once, without waiting: loads of a base, its cancelling, and what people do in between."""
+    commands = Commands(seed, files)
+    base = LoadModel(files["base"], "cpu", slots=SLOTS, host_cache_bytes=HOST_BYTES)
+    sent: list[Command] = [base, *(LoadAdapter(files[name], name) for name in NAMES)]
+    sent += [commands.any() for _ in range(100)]
+    sent += [base, CancelLoad(), *(commands.any() for _ in range(10)), base, LoadAdapter(files["one"], "one")]
+    sent += [commands.generate(), Generate(10_000, TokenIds((5,)), (), Sampling(max_tokens=3))]
+    child = subprocess.Popen([sys.executable, "-m", "lora_bench.engine"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        for command in sent:
+            write_frame(child.stdin, command)
+        asked = {command.request_id for command in sent if isinstance(command, Generate)}
+        events = _events_until_idle(child, asked)
+        write_frame(child.stdin, Shutdown())
+        assert child.wait(30) == 0
+    finally:
+        child.kill()
+        child.stdin.close()
+        child.stdout.close()
+    assert not any(isinstance(event, EngineFailed) for event in events)
+    for number in asked:
+        _check_order([event for event in events if getattr(event, "request_id", None) == number])
+
+
+def _events_until_idle(child: subprocess.Popen, asked: set[int]) -> list[Event]:
+    """All events up to a snapshot that shows nothing running, after the last of `asked` ended."""
+    events, left = [], set(asked)
+    for event in read_events(child.stdout):
+        events.append(event)
+        if isinstance(event, (RequestFinished, RequestFailed)):
+            left.discard(event.request_id)
+        if not left and isinstance(event, EngineSnapshot):
+            assert not event.running and not event.waiting and not event.kv.owners and not any(slot.users for slot in event.slots)
+            return events
+    raise AssertionError(f"the child ended with {left} open")
+
+
+def _check_order(events: list[Event]) -> None:
+    """Queued, started, text, one end."""
+    ranks = {RequestQueued: 0, RequestStarted: 1, TextDelta: 2, RequestFinished: 3, RequestFailed: 3}
+    order = [ranks[type(event)] for event in events]
+    assert order == sorted(order) and order.count(3) == 1 and order.count(1) <= 1
+    assert order.count(1) == 1 or 2 not in order
