@@ -1,0 +1,96 @@
+"""The whole engine on a CUDA device against the same engine on the CPU."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lora_bench.engine.engine import Engine
+from lora_bench.engine.protocol import (
+    AdapterUse,
+    Event,
+    Generate,
+    LoadModel,
+    Mix,
+    RequestFinished,
+    Sampling,
+    SetMix,
+    StepFinished,
+    TokenIds,
+)
+from lora_bench.engine.service import Inbox, serve
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+Write = Callable[..., Path]
+PROMPT = tuple(range(5, 45))
+MIXES: tuple[Mix, ...] = (
+    (), (AdapterUse("one"),), (AdapterUse("two", -0.5),), (AdapterUse("one", 0.3), AdapterUse("two", 0.7)), (AdapterUse("one", 0.0),),
+)
+
+
+@pytest.fixture
+def folders(adapter_folder: Write) -> dict[str, Path]:
+    return {"one": adapter_folder("one", ("q_proj", "down_proj"), r=2), "two": adapter_folder("two", ("v_proj", "gate_proj", "lm_head"), r=5)}
+
+
+def _engine(base: Path, folders: dict[str, Path], device: str, dtype: str = "fp32") -> tuple[Engine, list[Event]]:
+    events: list[Event] = []
+    engine = Engine(events.append)
+    engine.load_model(LoadModel(str(base), device=device, dtype=dtype))
+    for name, folder in folders.items():
+        engine.load_adapter(str(folder), name)
+    return engine, events
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("fp32", 1e-4), ("bf16", 0.15), ("fp16", 0.02)])
+def test_logits_of_every_mix_agree_with_the_cpu_in_fp32(tiny_gguf: Write, folders: dict[str, Path], dtype: str, tolerance: float) -> None:
+    base = tiny_gguf()
+    cpu, _ = _engine(base, folders, "cpu")
+    cuda, _ = _engine(base, folders, "cuda", dtype)
+    for mix in MIXES:
+        expected, got = cpu.logits(PROMPT, mix), cuda.logits(PROMPT, mix).cpu()
+        assert (got - expected).norm() <= tolerance * expected.norm(), mix
+
+
+def test_a_batch_of_mixes_draws_what_the_cpu_draws(tiny_gguf: Write, folders: dict[str, Path]) -> None:
+    base, replies = tiny_gguf(), []
+    for device in ("cpu", "cuda"):
+        engine, events = _engine(base, folders, device)
+        for number, mix in enumerate(MIXES):
+            sampling = Sampling(max_tokens=12, temperature=0.8 if number % 2 else 0.0, seed=number)
+            engine.submit(Generate(number, TokenIds(PROMPT[: 10 + number]), mix, sampling))
+        while engine.step():
+            pass
+        replies.append({event.request_id: event.ids for event in events if isinstance(event, RequestFinished)})
+        steps = [event for event in events if isinstance(event, StepFinished)]
+        assert steps and all(abs(sum(step.ms_by_op.values()) - step.ms) < 0.01 * step.ms + 0.01 for step in steps)
+    assert replies[0] == replies[1] and len(replies[0]) == len(MIXES)
+
+
+def test_the_loop_serves_a_live_change_on_the_device(tiny_gguf: Write, folders: dict[str, Path]) -> None:
+    from threading import Thread
+
+    from lora_bench.engine.protocol import LoadAdapter, MixSet, Shutdown
+
+    events: list[Event] = []
+    inbox = Inbox()
+    inbox.put(LoadModel(str(tiny_gguf()), device="cuda", dtype="bf16"))
+    for name, folder in folders.items():
+        inbox.put(LoadAdapter(str(folder), name))
+    inbox.put(Generate(1, TokenIds(PROMPT), (AdapterUse("one"),), Sampling(max_tokens=100)))
+    inbox.put(SetMix((AdapterUse("two", 0.5),), (1,)))
+    loop = Thread(target=serve, args=(inbox, events.append))
+    loop.start()
+    try:
+        for _ in range(600):
+            loop.join(0.1)
+            if any(isinstance(event, RequestFinished) for event in events):
+                break
+    finally:
+        inbox.put(Shutdown())
+        loop.join(30)
+    assert [event.mix for event in events if isinstance(event, MixSet)] == [(AdapterUse("two", 0.5),)]
+    assert any(isinstance(event, RequestFinished) for event in events)
