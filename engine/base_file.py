@@ -7,7 +7,7 @@ from pathlib import Path
 from .base_folder import read_folder_base
 from .base_gguf import read_gguf_base
 from .base_parts import BaseFile, TokenizerSource
-from .weights.files import FormatError
+from .weights.files import FormatError, open_regular
 from .weights.safetensors import INDEX, SINGLE
 
 __all__ = ["BaseFile", "FormatError", "TokenizerSource", "open_base"]
@@ -37,4 +37,13 @@ def _read(path: Path) -> BaseFile:
         return read_folder_base(path.parent)
     if path.name.startswith("adapter_"):
         raise FormatError(f"{path}: is a LoRA adapter, not a base model; open a base first and add this file as an adapter")
+    if path.suffix.lower() not in (".gguf", ".ggml", "") and not _says_gguf(path):
+        raise FormatError(f"{path}: is not a model (not a GGUF file, and no part of a Hugging Face folder that is opened by itself); "
+                          "give a GGUF file or the folder that holds config.json")
     return read_gguf_base(path)
+
+
+def _says_gguf(path: Path) -> bool:
+    """Whether the file begins as a GGUF file or one of the older GGML kinds, which its reader tells apart."""
+    with open_regular(path) as stream:
+        return b"GG" in stream.read(4).upper()

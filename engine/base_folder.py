@@ -22,7 +22,7 @@ def read_folder_base(folder: Path) -> BaseFile:
     if not config_path.exists():
         if (folder / "adapter_config.json").exists():
             raise FormatError(f"{folder}: is a LoRA adapter, not a base model; open a base first and add this folder as an adapter")
-        raise FormatError(f"{folder}: has no config.json; a Hugging Face model folder or a GGUF file is expected")
+        raise FormatError(f"{folder}: has no config.json, so it is no Hugging Face model folder; give the folder that holds config.json, or a GGUF file")
     config = read_json_object(config_path)
     facts = _facts(config, config_path)
     weights = read_folder(folder)

@@ -50,7 +50,7 @@ def read_gguf_base(path: Path) -> BaseFile:
 def _refuse_other_kinds(header: GgufHeader) -> None:
     metadata, path = header.metadata, header.path
     if metadata.get("general.type") == "adapter" or "adapter.type" in metadata:
-        raise FormatError(f"{path}: is a LoRA adapter, not a base model; open a base first and add this file as an adapter")
+        raise FormatError(f"{path}: is a LoRA adapter, not a base model, and GGUF adapters are not read yet; use the PEFT folder it was made from")
     architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES_GGUF:
         what = "has no general.architecture" if architecture is None else f"has the architecture {show(architecture)}, which is not supported"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from .adapters.keys import pair_names
-from .adapters.patterns import lookup
-from .adapters.peft import CONFIG, PICKLE, SAFETENSORS, AdapterFile, open_adapter
+from .adapters.peft import CONFIG, PICKLE, SAFETENSORS, AdapterFile, effective_scales, open_adapter
 from .base_file import BaseFile, open_base
 from .models.facts import module_shapes
 
+PICKLED = "tensors: not looked into, those of a pickle (.bin) are known only when it is loaded"
 CANNOT_BE_USED = 3
 """exit code for a file that is no base and no adapter that runs here"""
 
@@ -21,7 +21,8 @@ CANNOT_BE_USED = 3
 def inspect_path(path: str | Path) -> dict[str, Any]:
     """Plain data about the base or adapter at `path`; `kind` says which. All text in it is untrusted.
 
-    Raises FormatError, AdapterError (ValueErrors) or OSError with a sentence that names the file.
+    Raises FormatError, AdapterError (ValueErrors) or OSError with a sentence that names the file, for all that loading would
+    refuse as far as headers tell it; whether an adapter fits a base is seen when both are loaded.
     """
     path = Path(path).expanduser()
     return _adapter(open_adapter(path)) if _is_adapter(path) else _base(open_base(path))
@@ -29,7 +30,7 @@ def inspect_path(path: str | Path) -> dict[str, Any]:
 
 def _is_adapter(path: Path) -> bool:
     if path.is_dir():
-        return (path / CONFIG).exists() and not (path / "config.json").exists()
+        return any((path / name).exists() for name in (CONFIG, SAFETENSORS, PICKLE)) and not (path / "config.json").exists()
     return path.name in (CONFIG, SAFETENSORS, PICKLE) or path.suffix in (".safetensors", ".bin") and (path.parent / CONFIG).exists()
 
 
@@ -57,21 +58,19 @@ def _adapter(file: AdapterFile) -> dict[str, Any]:
         "kind": "adapter", "name": file.default_name, "path": file.readable_path, "format": file.format, "file_bytes": file.weights_bytes,
         "base_model": settings.base_model, "rslora": settings.rslora, "r": settings.r, "lora_alpha": settings.alpha,
         "rank_pattern": dict(settings.rank_pattern), "alpha_pattern": dict(settings.alpha_pattern),
-        "invocation_tokens": list(settings.invocation), "notes": list(file.notes),
+        "invocation_tokens": list(settings.invocation), "notes": list(file.notes) + ([PICKLED] if file.entries is None else []),
     }
-    return answer | (_tensors(file) if file.entries is not None else {"modules": None})
+    return answer | (_tensors(file) if file.entries is not None else {})
 
 
 def _tensors(file: AdapterFile) -> dict[str, Any]:
-    """Facts that follow from the tensors' shapes."""
-    settings, entries = file.settings, file.entries
-    pairs = pair_names(entries, file.weights_path)
-    alphas = lookup(settings.alpha_pattern, [pair.path for pair in pairs], settings.alpha, f"{file.config_path}: alpha_pattern")
-    ranks = [min(entries[pair.a].shape[:1] + entries[pair.b].shape[1:2], default=0) for pair in pairs]
-    scales = {settings.scaling(alpha, rank) for alpha, rank in zip(alphas, ranks, strict=True) if rank}
+    """Facts that follow from the tensors' shapes. Raises AdapterError where they and the config disagree."""
+    entries = file.entries
+    pairs = {pair.path: pair for pair in pair_names(entries, file.weights_path)}
+    scales = effective_scales(file, pairs, {name: entry.shape for name, entry in entries.items()})
     return {
-        "modules": len(pairs), "ranks": sorted(set(ranks)), "effective_scales": sorted(scales),
-        "targets": dict(Counter(pair.path.rsplit(".", 1)[-1] for pair in pairs)),
+        "modules": len(pairs), "ranks": sorted({entries[pair.a].shape[0] for pair in pairs.values()}),
+        "effective_scales": sorted(set(scales.values())), "targets": dict(Counter(path.rsplit(".", 1)[-1] for path in pairs)),
         "parameters": sum(entry.elements for entry in entries.values()),
         "dtypes": dict(Counter(entry.type for entry in entries.values())),
     }

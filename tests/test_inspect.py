@@ -37,7 +37,7 @@ def test_an_adapter(adapter_folder: Callable) -> None:
 
 def test_what_it_is_none_of(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(FormatError, match="not a GGUF file"):
+    with pytest.raises(FormatError, match="is not a model .*config.json"):
         inspect_path(tmp_path / "notes.txt")
 
 
@@ -56,3 +56,26 @@ def test_no_torch(tiny_gguf: Callable, adapter_folder: Callable) -> None:
             "print(int('torch' in sys.modules), int('numpy' in sys.modules))")
     done = subprocess.run([sys.executable, "-c", code, tiny_gguf(), adapter_folder("a")], capture_output=True, text=True, check=True)
     assert done.stdout == "0 0\n"
+
+
+@pytest.mark.parametrize(("config", "words"), [
+    ({"r": 8}, "rank 8.*do not belong together"), ({"rank_pattern": {"v_proj": 2}}, "rank 2"), ({"bias": "all"}, "biases")])
+def test_an_adapter_that_loading_would_refuse_is_refused(adapter_folder: Callable, config: dict, words: str) -> None:
+    file = adapter_folder("x", ("q_proj", "v_proj"), r=4) / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    with pytest.raises(ValueError, match=words):
+        inspect_path(file)
+
+
+def test_a_pickle_is_not_looked_into_and_that_is_said(adapter_folder: Callable) -> None:
+    folder = adapter_folder("x")
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    facts = inspect_path(folder)
+    assert "modules" not in facts and any("only when it is loaded" in note for note in facts["notes"])
+
+
+def test_weights_without_their_config(adapter_folder: Callable) -> None:
+    folder = adapter_folder("x")
+    (folder / "adapter_config.json").unlink()
+    with pytest.raises(ValueError, match="has no adapter_config.json"):
+        inspect_path(folder)

@@ -95,7 +95,7 @@ def load_adapter(file: AdapterFile, facts: ModelFacts, name: str) -> Adapter:
     source = read_pairs(file)
     pairs = pair_names(source.names, file.weights_path)
     matched, unmatched = match_modules(pairs, modules, facts.layers, file.weights_path)
-    scalings = _scalings(file, matched, source.shapes)
+    scalings = effective_scales(file, matched, source.shapes)
     loaded = {}
     for module, pair in sorted(matched.items()):
         _check_shape(file, source.shapes, modules[module], pair)
@@ -151,14 +151,14 @@ def _check_invocation(file: AdapterFile, vocab: int) -> None:
                                f"at {vocab - 1}; load the base that it was trained on")
 
 
-def _scalings(file: AdapterFile, matched: Mapping[str, PairNames], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
-    """Effective scale by module. Raises AdapterError when a rank in the file is not what the config says."""
+def effective_scales(file: AdapterFile, pairs: Mapping[str, PairNames], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
+    """Effective scale by the keys of `pairs`. Raises AdapterError when a rank in the file is not what the config says."""
     settings = file.settings
-    paths = [pair.path for pair in matched.values()]
+    paths = [pair.path for pair in pairs.values()]
     ranks = lookup(settings.rank_pattern, paths, settings.r, f"{file.config_path}: rank_pattern")
     alphas = lookup(settings.alpha_pattern, paths, settings.alpha, f"{file.config_path}: alpha_pattern")
     scalings = {}
-    for (module, pair), rank, alpha in zip(matched.items(), ranks, alphas, strict=True):
+    for (module, pair), rank, alpha in zip(pairs.items(), ranks, alphas, strict=True):
         for name, axis in ((pair.a, 0), (pair.b, 1)):
             shape = shapes[name]
             if len(shape) != 2 or shape[axis] != rank:
