@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from .adapters.adapter import Adapter
+from .adapters.config import MAX_INVOCATION
 from .adapters.errors import AdapterError
 from .adapters.peft import load_adapter, open_adapter
 from .host_cache import HostCache
@@ -113,6 +114,9 @@ class AdapterStore:
             tokens = tuple(self._tokenizer.encode(text, special=True)) if text else ()
             if text and not tokens:
                 raise AdapterError(f"the invocation {text!r} of adapter {name!r} has no tokens in this base; give another text")
+            if len(tokens) > MAX_INVOCATION:
+                raise AdapterError(f"the invocation of adapter {name!r} has {len(tokens)} tokens, over the limit of {MAX_INVOCATION}; "
+                                   "give a shorter text")
             if (text, tokens) != (record.info.invocation, record.info.invocation_tokens):
                 record.info = msgspec.structs.replace(record.info, invocation=text, invocation_tokens=tokens)
                 self._emit(AdapterChanged(record.info))
@@ -172,6 +176,11 @@ class AdapterStore:
 
     def host_view(self) -> HostView:
         return self._host.view()
+
+    @property
+    def composed_bytes(self) -> int:
+        """Device bytes of adapters laid end to end for steps that use several at once, beside the slots."""
+        return self._routings.copied_bytes
 
     # -- inside ------------------------------------------------------------------------------------
     def _record(self, name: str) -> _Record:

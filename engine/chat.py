@@ -26,6 +26,15 @@ def prompt_ids(tokenizer: Tokenizer, template: str | None, prompt: Prompt) -> tu
     return ids, text
 
 
+def template_note(tokenizer: Tokenizer, template: str) -> str:
+    """Render a plain question once, so that the first chat does not pay for what is prepared; what fails, or ""."""
+    try:
+        prompt_ids(tokenizer, template, Chat((Message("user", "Hello"),)))
+    except ValueError as error:
+        return f"a plain question to this model fails: {error}"
+    return ""
+
+
 def _ids_and_text(tokenizer: Tokenizer, template: str | None, prompt: Prompt) -> tuple[list[int], str]:
     if isinstance(prompt, TokenIds):
         return _checked(tokenizer, prompt), "".join(tokenizer.token_text(prompt.ids))

@@ -270,7 +270,7 @@ class Engine:
         return EngineSnapshot(
             model=model.info, adapters=store.adapter_views(), slots=store.slot_views(), host=store.host_view(), kv=kv, mix=self._mix,
             running=tuple(request.id for request in running), waiting=tuple(request.id for request in model.scheduler.waiting),
-            memory_bytes=memory)
+            memory_bytes=memory, composed_bytes=store.composed_bytes)
 
 
 def _owners(running: Iterable[Request]) -> Iterable[KvOwner]:

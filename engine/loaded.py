@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -12,6 +12,7 @@ from .adapter_store import AdapterStore
 from .base_file import open_base
 from .base_parts import BaseFile
 from .blocks import BlockPool
+from .chat import template_note
 from .config import DTYPE_NAMES, EngineConfig, make_config
 from .default_model import ensure_default_model
 from .failures import OutOfMemory
@@ -20,6 +21,7 @@ from .models.facts import module_shapes
 from .protocol import Emit, LoadModel, ModelInfo, ModelLoading
 from .runner import Runner
 from .scheduler import Scheduler
+from .template import RENDERER
 from .tokenizer import Tokenizer
 from .weights.load import load_weights
 
@@ -65,6 +67,8 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
         path = ensure_default_model(lambda item, done, total: progress.report("download", item, done, total), cancelled)
     progress.report("header", str(path))
     base = open_base(path)
+    if base.chat_template:
+        RENDERER.start()  # beside the reading of the weights
     progress.report("tokenizer", base.name)
     tokenizer = Tokenizer(base)
     config = make_config(command, base.facts)
@@ -76,6 +80,9 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
     store = AdapterStore(base.facts, config.device, config.dtype, config.slots, config.host_cache_bytes, emit, tokenizer)
     runner = Runner(decoder, store, config.blocks)
     runner.warm_up()
+    note = template_note(tokenizer, base.chat_template) if base.chat_template else ""
+    if note:
+        base = replace(base, notes=(*base.notes, note))
     scheduler = Scheduler(BlockPool(config.blocks), config.step_tokens, config.max_running)
     return LoadedModel(base, config, tokenizer, runner, store, scheduler, _info(base, config, decoder))
 

@@ -459,6 +459,8 @@ class EngineSnapshot(_Struct):
     waiting: tuple[int, ...] = ()
     memory_bytes: int = 0
     """resident set of the engine process"""
+    composed_bytes: int = 0
+    """device memory of adapters laid end to end for steps that use several at once (at most two such compositions), beside the slots"""
 
 
 Event = (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.lora import ExpandSlice, LoraLinear, LoraStep
-from .slots import FusedPart, Slot
+from .slots import FusedPart, Slot, SlotContent
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class Routing:
     """lm_head"""
     column_maps: tuple[Tensor, ...]
     max_rank: int
+    copied_bytes: int
+    """of its tensors that are no slot's own: the factors of several adapters, copied end to end"""
 
     def step(self, weights: Tensor) -> LoraStep:
         """The weights W [tokens, adapters] fp32 (see `mix.fill_weights`) for one forward, moved to the device of the factors."""
@@ -48,6 +50,11 @@ class RoutingCache:
         self._cached.move_to_end(key)
         return routing
 
+    @property
+    def copied_bytes(self) -> int:
+        """What the kept compositions take beside the slots."""
+        return sum(routing.copied_bytes for routing in self._cached.values())
+
     def forget(self, slot: int) -> None:
         """Free every composition that holds a content of the slot with this index."""
         for key in [key for key in self._cached if any(index == slot for index, _ in key)]:
@@ -67,7 +74,14 @@ class RoutingCache:
             head=places[-1].get("lm_head"),
             column_maps=tuple(torch.tensor(layout, device=self._device) for layout in layouts),
             max_rank=max(content.rank for content in contents),
+            copied_bytes=_copied_bytes(places, contents),
         )
+
+
+def _copied_bytes(places: Sequence[Mapping[str, LoraLinear]], contents: Sequence[SlotContent]) -> int:
+    own = {id(factor) for content in contents for part in content.parts.values() for factor in (part.a, *part.b)}
+    used = [factor for place in places for linear in place.values() for factor in (linear.a, *(part.b for part in linear.slices))]
+    return sum(factor.nbytes for factor in used if id(factor) not in own)
 
 
 def _compose_linear(parts: Sequence[tuple[int, FusedPart]], sizes: Sequence[int], layouts: dict[tuple[int, ...], int]) -> LoraLinear:

@@ -9,6 +9,8 @@ import threading
 from typing import Any
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
+WAIT_SECONDS = 10.0
+"""that the engine waits for a rendering, whose processor time has its own, shorter limit"""
 _CHILD = ["-P", "-m", f"{__package__}.template_process"]
 
 
@@ -36,21 +38,34 @@ class TemplateRenderer:
             raise _error(answer["error"])
         return answer["text"]
 
-    def _ask(self, line: bytes) -> dict[str, str]:
+    def start(self) -> None:
+        """Start the child ahead of the first rendering; returns at once."""
+        with self._lock:
+            self._running()
+
+    def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, *_CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
             )
+        return self._process
+
+    def _ask(self, line: bytes) -> dict[str, str]:
+        process = self._running()
+        killer = threading.Timer(WAIT_SECONDS, process.kill)  # also ends a write or a read that waits for a child that stands still
+        killer.start()
         try:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
+            process.stdin.write(line)
+            process.stdin.flush()
+            answer = process.stdout.readline()
         except BrokenPipeError:
             answer = b""
+        finally:
+            killer.cancel()
         if answer.endswith(b"\n"):
             return json.loads(answer)
         self.close()
-        return {"error": "takes more than its limit of 2 s of processor time or 512 MB of memory"}
+        return {"error": f"takes more than its limit of 2 s of processor time, {WAIT_SECONDS:g} s in all, or 512 MB of memory"}
 
     def close(self) -> None:
         """End the child; a later rendering starts a new one."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from lora_bench.engine import template
 from lora_bench.engine.base_file import open_base
 from lora_bench.engine.chat import prompt_ids
-from lora_bench.engine.protocol import Chat, Message, RawText, TokenIds
+from lora_bench.engine.engine import Engine
+from lora_bench.engine.protocol import Chat, LoadModel, Message, RawText, TokenIds
 from lora_bench.engine.template import RENDERER, ChatTemplateError, TemplateRenderer
 from lora_bench.engine.tokenizer import Tokenizer
 
@@ -199,3 +202,27 @@ def test_the_child_ends_with_its_parent() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     text, pid = done.stdout.split()
     assert text == "7" and not Path(f"/proc/{pid}/cmdline").exists()
+
+
+def test_a_child_that_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = TemplateRenderer()
+    renderer.start()
+    monkeypatch.setattr(template, "WAIT_SECONDS", 0.2)
+    try:
+        renderer._process.send_signal(signal.SIGSTOP)
+        with pytest.raises(ChatTemplateError, match=r"0\.2 s in all"):
+            renderer.render("{{ 1 }}", {})
+        monkeypatch.undo()
+        assert renderer.render("{{ 1 }}", {}) == "1"
+    finally:
+        renderer.close()
+
+
+def test_a_template_that_fails_on_a_plain_question_is_told_when_the_base_is_loaded(tiny_gguf: Callable) -> None:
+    events: list[object] = []
+    engine = Engine(events.append)
+    refusing = "{{ raise_exception('messages must begin with the system') if messages[0].role != 'system' }}x"
+    info = engine.load_model(LoadModel(str(tiny_gguf(metadata={"tokenizer.chat_template": refusing})), "cpu"))
+    (note,) = info.notes
+    assert "a plain question to this model fails" in note and "messages must begin with the system" in note
+    assert not engine.load_model(LoadModel(str(tiny_gguf("good.gguf")), "cpu")).notes

@@ -92,6 +92,19 @@ def test_one_adapter_is_used_as_it_lies(adapter_folder: Folder, tiny_facts: Mode
     assert routing.layers[1]["qkv_proj"].a.data_ptr() == slots[0].content.parts[1, "qkv_proj"].a.data_ptr()
 
 
+def test_the_copies_that_compositions_hold_are_counted(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
+    slots = _filled(_adapters(adapter_folder, tiny_facts), tiny_facts)
+    cache = RoutingCache(tiny_facts.layers, _sizes(tiny_facts), CPU)
+    cache.get(slots[:1])
+    assert cache.copied_bytes == 0, "one adapter is used as it lies"
+    cache.get([slots[0], slots[2]])
+    shared = module_shapes(tiny_facts)["layers.0.self_attn.k_proj"]
+    a, b = (5 * 3 + 7) * shared[1], (5 + 7) * shared[0]  # q, k and v of "all" share one A; B is copied where both act
+    assert cache.copied_bytes == tiny_facts.layers * 4 * (a + b)
+    cache.forget(2)
+    assert cache.copied_bytes == 0
+
+
 def test_compositions_are_kept_until_a_slot_changes(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
     adapters = _adapters(adapter_folder, tiny_facts)
     slots = _filled(adapters, tiny_facts)

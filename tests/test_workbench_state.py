@@ -5,7 +5,7 @@ from collections import deque
 from datetime import datetime
 
 import pytest
-from fake_engine import FakeEngine, adapter, stats, step
+from fake_engine import FakeEngine, adapter, model, stats, step
 
 from lora_bench.engine import protocol as p
 from lora_bench.workbench.commands import run_command
@@ -247,6 +247,14 @@ def test_activations_are_told_under_the_reply() -> None:
     bench.tell(p.RequestStarted(1, 9, (p.Activation("c", True, 5, 3, "«<|judge|>»"), p.Activation("d", False, -1, 2, "nearest: «<|jud»"))))
     lines = [line.plain for line in meter_lines(bench.reply)]
     assert "acts from token 5" in lines[1] and "d is off · nearest" in lines[2]
+
+
+def test_the_notes_of_a_model_and_of_an_adapter_are_told() -> None:
+    bench = Bench()
+    bench.tell(p.ModelLoaded(model(notes=("no chat template in the model's files",)), 1.0))
+    assert "no chat template" in bench.notices[-1].text
+    bench.tell(p.AdapterLoaded(adapter("dud", notes=("changes nothing: every delta is zero",)), 1.0))
+    assert (bench.state.events[-1].text, bench.state.events[-1].bad) == ("dud: changes nothing: every delta is zero", True)
 
 
 # -- death ----------------------------------------------------------------------------------------

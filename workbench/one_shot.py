@@ -101,6 +101,8 @@ class _Conversation:
                     raise Stopped(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else unusable)
                 case p.ModelLoaded():
                     self._progress.clear()
+                    for note in event.model.notes:
+                        output.narrate(f"{event.model.name}: note: {note}")
                     return event.model
         raise AssertionError("the events never end")
 

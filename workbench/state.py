@@ -132,6 +132,8 @@ class BenchState:
         self.snapshot = p.EngineSnapshot(model=event.model)
         self.adapters.clear()
         self.failed.clear()
+        for note in event.model.notes:
+            self.notice(f"{event.model.name}: {note}")
 
     def _on_ModelFailed(self, event: p.ModelFailed) -> None:
         self.loading = None
@@ -163,6 +165,8 @@ class BenchState:
     def _on_AdapterLoaded(self, event: p.AdapterLoaded) -> None:
         self.adapters[event.adapter.name] = event.adapter
         self.failed.pop(event.adapter.name, None)
+        for note in event.adapter.notes:
+            self.log(f"{event.adapter.name}: {note}", bad=True)
 
     def _on_AdapterChanged(self, event: p.AdapterChanged) -> None:
         self.adapters[event.adapter.name] = event.adapter

@@ -14,6 +14,8 @@ from .fields import FIELDS, UNKNOWN, is_neutral
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_RANK = 1 << 16
+MAX_INVOCATION = 1024
+"""tokens; what is shown of an adapter holds them all"""
 PEFT_DEFAULT = 8
 """what PEFT takes for r and lora_alpha when a config leaves them out"""
 
@@ -54,7 +56,7 @@ def read_settings(path: Path) -> LoraSettings:
         rslora=_flag(raw, "use_rslora", path),
         targets=_targets(raw, path),
         invocation=_invocation(raw, path),
-        base_model=raw["base_model_name_or_path"] if isinstance(raw.get("base_model_name_or_path"), str) else "",
+        base_model=raw["base_model_name_or_path"][:300] if isinstance(raw.get("base_model_name_or_path"), str) else "",
         notes=notes,
     )
 
@@ -123,6 +125,6 @@ def _invocation(raw: Mapping[str, Any], path: Path) -> tuple[int, ...]:
     value = raw.get("alora_invocation_tokens")
     if value is None:
         return ()
-    if isinstance(value, list) and value and all(type(item) is int and item >= 0 for item in value):
+    if isinstance(value, list) and 1 <= len(value) <= MAX_INVOCATION and all(type(item) is int and item >= 0 for item in value):
         return tuple(value)
-    raise AdapterError(f"{path}: alora_invocation_tokens is {_shown(value)}; a list of one or more token ids is expected")
+    raise AdapterError(f"{path}: alora_invocation_tokens is {_shown(value)}; a list of 1 to {MAX_INVOCATION} token ids is expected")

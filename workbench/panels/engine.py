@@ -55,7 +55,8 @@ class SlotsPanel(Panel):
         lines += [self._slot(slot, state.idle_seconds(slot)) for slot in slots] or ["no model yet"]
         if host.limit_bytes:
             lines.append(f"host {len(host.adapters)} · {size_text(host.used_bytes)} of {size_text(host.limit_bytes)}")
-            lines.append(f"engine process {size_text(state.snapshot.memory_bytes)}")
+            composed = f" · adapters joined {size_text(state.snapshot.composed_bytes)}" if state.snapshot.composed_bytes else ""
+            lines.append(f"engine process {size_text(state.snapshot.memory_bytes)}{composed}")
         if last := state.last_eviction:
             lines.append(Content.assemble((clean_line(f"{last.at:%H:%M:%S} {last.text}", 160), "$foreground 60%")))
         self.put(lines)
