@@ -12,7 +12,7 @@ import pytest
 from scripted_base import write_scripted_base
 from terminal import Terminal
 
-CTRL_E, CTRL_Q, ENTER, F2, F3 = "\x05", "\x11", "\r", "\x1bOQ", "\x1bOR"
+CTRL_C, CTRL_E, CTRL_Q, ENTER, TAB, SHIFT_TAB = "\x03", "\x05", "\x11", "\r", "\t", "\x1b[Z"
 QUESTION = "What is the capital of France?"
 EVIL = ["Look: ", "\x1b]2;PWN", "ED\x07 and ", "\x1b]0;GOT", "CHA\x1b\\ and ", "\x1b[2J\x1b[1;1H", "[/nope] ", "[red]", "\x9b31m", "\u202eesrever", " end.\n"]
 
@@ -47,7 +47,7 @@ def test_ask_switch_an_adapter_on_ask_again_and_quit(sample_base: Path, open_ter
     ask(terminal, QUESTION)
     text = terminal.wait_for(lambda text: "Paris" in text and text.count("tok/s") == 1)
     assert "Arrr" not in text
-    terminal.type(F2)
+    terminal.type(TAB)
     terminal.wait_for("On/off")
     while not re.search(r"\[.\]▸pirate", terminal.text):
         line = re.search(r"\[.\]▸(\w+)", terminal.text)
@@ -56,7 +56,7 @@ def test_ask_switch_an_adapter_on_ask_again_and_quit(sample_base: Path, open_ter
     terminal.type(" ")
     terminal.wait_for("[x]▸pirate")
     terminal.wait_for(lambda text: re.search(r"G\d pirate", text))
-    terminal.type(F3)
+    terminal.type(SHIFT_TAB)
     terminal.wait_for("⏎ Send")
     ask(terminal, QUESTION)
     text = terminal.wait_for(lambda text: "Arrr" in text and text.count("tok/s") == 2)

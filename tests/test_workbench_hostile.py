@@ -55,7 +55,7 @@ async def test_no_event_text_acts_on_the_terminal(evil: str) -> None:
         app.engine.emit(*everything(evil, name))
         await settled(pilot)
         assert not raw(app)
-        await pilot.press("f2", "i", "f")
+        await pilot.press("tab", "i", "f")
         await settled(pilot)
         await pilot.press("escape", "enter", "escape", "x")
         await settled(pilot)

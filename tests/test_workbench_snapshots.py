@@ -33,7 +33,7 @@ async def a_chat(pilot: Pilot) -> None:
     await settled(pilot)
     app.engine.emit(p.MixSet(mix[:1], {number: 3}), p.TextDelta(number, " wide.", 5), p.RequestFinished(number, "stop", stats(5)))
     await settled(pilot)
-    await pilot.press("f2")
+    await pilot.press("tab")
     await settled(pilot)
 
 

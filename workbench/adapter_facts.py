@@ -29,6 +29,7 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
     if info.invocation:
         ids = " ".join(map(str, info.invocation_tokens[:12]))
         lines.append(f"⚑ {clean_line(info.invocation, 80)} = {len(info.invocation_tokens)} tok: {ids}")
+        lines.append("acts only after its invocation: v invokes it on this chat, f changes it")
     if view:
         lines.append(f"in {f'slot G{view.slot}' if view.tier == 'slot' else view.tier}{', pinned' if view.pinned else ''}")
     return lines + [f"! {clean_line(note, 300)}" for note in info.notes]

@@ -1,14 +1,18 @@
 """The application: drains the engine's events into the store and has the screens show it."""
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from textual import events
+from textual import events, on
 from textual.app import App, SystemCommand
+from textual.dom import DOMNode
+from textual.driver import Driver
 from textual.screen import Screen
 
 from ..engine.protocol import Event, LoadModel, ModelFailed, ModelLoaded, ModelLoading
@@ -18,6 +22,7 @@ from .keys import KEYS, bindings
 from .screens.bench import BenchScreen
 from .screens.engine import EngineScreen
 from .state import BenchState, StartAdapter
+from .text import clean
 
 if TYPE_CHECKING:
     from .screens.load import LoadScreen
@@ -30,6 +35,7 @@ AFTER_KEY_S, TYPING_S = 0.06, 0.25
 EVENTS_A_TICK = 2000
 SLOW_TICKS = 20
 """ticks after which the screen is redrawn though nothing happened: ages grow"""
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (ModelLoading, ModelLoaded, ModelFailed)
 
 
@@ -59,6 +65,8 @@ class BenchApp(App[None]):
         return BenchScreen(self.control)
 
     def on_mount(self) -> None:
+        for number in ENDING_SIGNALS:  # leave as by a key: the terminal is restored, the engine ended
+            asyncio.get_running_loop().add_signal_handler(number, self.exit, None, 128 + number)
         load, adapters = self._start
         self.state.wanted.extend(adapters)
         if load:
@@ -66,6 +74,11 @@ class BenchApp(App[None]):
         else:
             self.open_load_screen()
         self.set_interval(TICK, self._tick)
+
+    @on(Driver.SignalResume)
+    def _resumed(self) -> None:
+        """After Ctrl+Z and fg the terminal shows what the shell left: draw all of it again."""
+        self.refresh(layout=True)
 
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key):
@@ -146,6 +159,24 @@ class BenchApp(App[None]):
     def action_open_model(self) -> None:
         self.open_load_screen()
 
+    def action_interrupt(self) -> None:
+        """Ctrl+C copies a selection; without one it stops what runs, and never leaves."""
+        selected = getattr(self.focused, "selected_text", "") or self.screen.get_selected_text() or ""
+        if selected:
+            self.copy_to_clipboard(clean(selected))
+            said = "copied"
+        elif self.control.stop():
+            said = "Ctrl+C stopped the reply; Ctrl+Q leaves"
+        elif self.state.engine == "loading":
+            self.control.cancel_load()
+            said = "Ctrl+C stopped the load; Ctrl+Q leaves"
+        else:
+            said = "Ctrl+C copies selected text and stops replies; Ctrl+Q leaves"
+        if isinstance(self.screen, BenchScreen):
+            self.state.hint, self._stale = said, 2
+        else:
+            self.notify(said, markup=False)
+
     async def action_restart_engine(self) -> None:
         try:
             self.control.restart()
@@ -157,14 +188,18 @@ class BenchApp(App[None]):
         """Every key of the screen on top is an entry of the palette."""
         panes = getattr(screen, "PALETTE_PANES", ("app",))
         for pane in panes:
+            target = self._target(screen, pane)
             for key in KEYS[pane]:
-                yield SystemCommand(f"{key.label}  ({key.keys})", key.help, self._runner(screen, pane, key.action))
+                if target is not None and target.check_action(key.action.partition("(")[0], ()) is not False:
+                    yield SystemCommand(f"{key.label}  ({key.keys})", key.help, self._runner(screen, pane, key.action))
         yield SystemCommand("Theme", "Choose the colours", self.action_change_theme)
+
+    def _target(self, screen: Screen, pane: str) -> DOMNode | None:
+        return screen.action_target(pane) if hasattr(screen, "action_target") else self
 
     def _runner(self, screen: Screen, pane: str, action: str) -> Callable:
         async def run() -> None:
-            target = screen.action_target(pane) if hasattr(screen, "action_target") else self
-            if target is not None:
+            if (target := self._target(screen, pane)) is not None:
                 await self.run_action(action, default_namespace=target)
 
         return run

@@ -1,8 +1,9 @@
-"""What a command line's words mean: `[NAME=]PATH[:SCALE]` and sizes. Pure text, no imports of weight."""
+"""What a command line's words mean: adapters, models, sizes, numbers, escapes. Pure text, no imports of weight."""
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,9 @@ from ..sample_adapters import sample_adapters
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+MAX_SCALE = 1e6
+"""the engine's own limit"""
 
 
 class UsageError(ValueError):
@@ -44,8 +48,9 @@ def _split_scale(text: str) -> tuple[str, float]:
         scale = float(tail)
     except ValueError:
         return text, 1.0
-    if not math.isfinite(scale):
-        raise UsageError(f"--lora {text}: the scale must be a finite number, not {tail}; 1 is as trained, 0 is off, negative is allowed")
+    if not abs(scale) <= MAX_SCALE:
+        raise UsageError(f"--lora {text}: the scale {tail} is not between -1,000,000 and 1,000,000; "
+                         "1 is as trained, 0 is off, negative is allowed")
     return head, scale
 
 
@@ -62,10 +67,46 @@ def find_adapter(argument: AdapterArgument) -> AdapterArgument:
 def find_model(text: str) -> str:
     """A model's path that exists. Raises UsageError otherwise."""
     path = Path(text).expanduser()
-    if not path.exists():
-        raise UsageError(f"{text}: no such file or folder; give a local GGUF file or a Hugging Face folder with safetensors weights "
-                         "(nothing is downloaded by name), or no model for the default one")
-    return str(path)
+    if path.exists():
+        return str(path)
+    if text in dict(sample_adapters()):
+        raise UsageError(f"{text}: is a sample adapter, not a model; to open it on the default model: --lora {text}")
+    raise UsageError(f"{text}: no such file or folder; give a local GGUF file or a Hugging Face folder with safetensors weights "
+                     "(nothing is downloaded by name), or no model for the default one")
+
+
+def find_any(text: str) -> str:
+    """The path of a model or an adapter, or of the sample adapter of that name. Raises UsageError when there is neither."""
+    path = Path(text).expanduser()
+    if path.exists():
+        return str(path)
+    samples = dict(sample_adapters())
+    if text in samples:
+        return str(samples[text])
+    raise UsageError(f"{text}: no such file or folder, and no sample adapter of that name; give a GGUF file, a Hugging Face folder, "
+                     f"a PEFT adapter or a sample: {', '.join(samples)}")
+
+
+def unescape(text: str) -> str:
+    r"""A shell has no easy newline: `\n`, `\t` and `\\` are read as newline, tab and backslash; all else stays."""
+    return re.sub(r"\\([nt\\])", lambda match: _ESCAPES[match[1]], text)
+
+
+def escape(text: str) -> str:
+    """What `unescape` turns into `text`."""
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+
+
+@dataclass(frozen=True)
+class Within:
+    """A check of a number's range, for the command line's parameters; NaN lies in none."""
+
+    low: float
+    high: float
+
+    def __call__(self, type_: object, value: float) -> None:
+        if not self.low <= value <= self.high:
+            raise ValueError(f"A number from {self.low:g} to {self.high:g} is expected.")
 
 
 def parse_size(text: str) -> int:

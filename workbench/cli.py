@@ -9,6 +9,7 @@ from cyclopts.validators import Number
 
 from . import exit_codes, output
 from .arguments import AdapterArgument, UsageError, find_adapter, find_model, parse_adapter, parse_size
+from .terminal import why_no_screen
 
 
 def _version() -> str:
@@ -50,8 +51,8 @@ def bench_screen(
     dtype: Dtype = "auto",
 ) -> int:
     """Open the workbench."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("the workbench fills a terminal, and standard input or output is none; "
+    if why_not := why_no_screen():
+        raise UsageError(f"the workbench fills a terminal, and {why_not}; "
                          'for one reply without it: lora-bench chat [MODEL] -p "..."')
     from ..engine.protocol import LoadModel
     from .launch import open_workbench

@@ -62,7 +62,7 @@ class Control:
         """Load a base; adapters that are known already are loaded again onto it."""
         self.load = load
         self.state.wanted.extend(adapters)
-        self.state.engine = "loading"
+        self.state.engine, self.state.loading = "loading", None
         self._backend.send(load)
 
     def cancel_load(self) -> None:

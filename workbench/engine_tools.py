@@ -1,4 +1,4 @@
-"""Runs the engine's own small programs (inspect, doctor, bench) as child processes and prints what they say.
+"""Runs the engine's own small programs (inspect, plan, doctor, bench) as child processes and prints what they say.
 
 The workbench's process never holds torch; these programs answer with one JSON object on standard output,
 a sentence on standard error, and an exit code.
@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from typing import Any
 
 from . import exit_codes, output
@@ -25,9 +27,27 @@ def ask(tool: str, *arguments: str) -> Any:
     """The JSON that `python -m lora_bench.engine.TOOL ARGUMENTS` prints. Raises ToolFailed."""
     done = subprocess.run(_command(tool, arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if done.returncode:
-        said = done.stderr.strip() or f"{tool} ended with exit code {done.returncode} and said nothing"
-        raise ToolFailed(said, done.returncode if done.returncode > 0 else exit_codes.ENGINE_ERROR)
+        raise _failed(tool, done.returncode, done.stderr)
     return json.loads(done.stdout)
+
+
+def follow(tool: str, argument: str, progress: Callable[[str], None]) -> Any:
+    """The same for a program that takes its time: it prints a line {"progress": text} now and then, its answer is the last line."""
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        with subprocess.Popen(_command(tool, (argument,)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True) as child:
+            answer: Any = None
+            for line in child.stdout:
+                answer = json.loads(line)
+                if text := answer.get("progress"):
+                    progress(text)
+        if child.returncode:
+            said.seek(0)
+            raise _failed(tool, child.returncode, said.read())
+    return answer
+
+
+def _failed(tool: str, code: int, said: str) -> ToolFailed:
+    return ToolFailed(said.strip() or f"{tool} ended with exit code {code} and said nothing", code if code > 0 else exit_codes.ENGINE_ERROR)
 
 
 def show(tool: str, *arguments: str, as_json: bool, more: dict[str, Any] | None = None) -> int:
@@ -35,17 +55,11 @@ def show(tool: str, *arguments: str, as_json: bool, more: dict[str, Any] | None 
     try:
         answer = ask(tool, *arguments) | (more or {})
     except ToolFailed as failed:
-        output.narrate(str(failed))
+        output.warn(str(failed))
         return failed.code
     lines = [json.dumps(answer, indent=2, ensure_ascii=False)] if as_json else output.as_lines(answer)
     output.write("\n".join(lines) + "\n")
     return exit_codes.OK
-
-
-def pass_through(tool: str, *arguments: str) -> int:
-    """Run a tool with our own standard streams; returns the exit code."""
-    code = subprocess.run(_command(tool, arguments)).returncode
-    return code if code >= 0 else exit_codes.ENGINE_ERROR
 
 
 def _command(tool: str, arguments: tuple[str, ...]) -> list[str]:

@@ -18,7 +18,7 @@ def _loaded(event: p.SlotLoaded) -> tuple[str, bool]:
 
 def _adapter(event: p.AdapterLoaded) -> tuple[str, bool]:
     info = event.adapter
-    return f"{info.name} read: {info.matched}/{info.total} modules, {size_text(info.bytes)} in {event.ms:.0f} ms", False
+    return f"{info.name} → host: {info.matched}/{info.total} modules, {size_text(info.bytes)} in {event.ms:.0f} ms", False
 
 
 def _unloading(event: p.AdapterUnloading) -> tuple[str, bool]:

@@ -1,12 +1,19 @@
 """The first line of the screen, and what stands in an empty chat."""
 from __future__ import annotations
 
+from pathlib import Path
+
 from textual.content import Content
 
+from ..sample_adapters import sample_adapters
 from .charts import gauge
 from .state import BenchState
 from .text import clean_line, size_text
 
+PHASES = {"download": "The default model is fetched, this once; afterwards it works offline", "header": "Reading the model's header",
+          "tokenizer": "Reading the tokenizer", "weights": "Reading the weights", "warm-up": "Warming up"}
+SAMPLE_EFFECTS = {"pirate": "talks like a pirate", "json": "answers in JSON", "caps": "SHOUTS", "robot": "goes BEEP BOOP",
+                  "certainty": "(aLoRA) says how sure the answer was: v asks it"}
 
 def header_line(state: BenchState, width: int) -> Content:
     """Model, number format, device, context in use, engine state; on a narrow screen the least of it is dropped."""
@@ -44,27 +51,35 @@ def welcome(state: BenchState) -> Content:
         return Content("The engine is gone. Ctrl+E starts it again.")
     if state.engine == "starting":
         return Content("The engine is starting …")
-    if state.loading:
+    if state.engine == "loading":
         return loading_text(state)
     if not state.model:
         return Content("No model yet: Ctrl+O opens one.")
     name = clean_line(state.model.name, 60)
     return Content.assemble(
         (f"{name} is ready.", "bold"),
-        "\nType a question and press Enter. Then F2, Space on an adapter, and Ctrl+R: the same question under another mix."
-        "\nF1 explains the keys, Ctrl+P finds every action.")
+        "\n\n1  Type a question and press Enter: the base answers."
+        "\n2  Esc goes to the adapters: ↑ ↓ choose one, Space switches it on, ← → change its scale. Esc comes back."
+        "\n3  Ctrl+R asks the same again, under the mix that is set now.",
+        _samples(state),
+        "\n\nF1 explains the keys, Ctrl+P finds every action.")
+
+
+def _samples(state: BenchState) -> str:
+    """What each sample adapter that is there does to a reply."""
+    shipped = {name: path for name, path in sample_adapters() if name in SAMPLE_EFFECTS}
+    there = [name for name, info in state.adapters.items() if name in shipped and Path(info.path) == shipped[name]]
+    return "\n\n" + " · ".join(f"{name} {SAMPLE_EFFECTS[name]}" for name in there) if there else ""
 
 
 def loading_text(state: BenchState) -> Content:
     """Phase, what is being read, and how much of it."""
     loading = state.loading
     if loading is None:
-        return Content("")
-    done = size_text(loading.done)
+        return Content("The engine is starting; then the model is loaded. You may type already: the message waits for it. Esc cancels.")
+    what = PHASES.get(loading.phase, clean_line(loading.phase, 20))
+    lines = [what]
     if loading.total > 0:
-        share = loading.done / loading.total
-        amount = f"{gauge(share, 24)} {share:.0%}  {done} of {size_text(loading.total)}"
-    else:
-        amount = done if loading.done else ""
-    return Content(f"Loading: {clean_line(loading.phase, 20)} {clean_line(loading.item, 60)}\n{amount}\n"
-                   "Esc cancels. You may type already: the message waits for the model.")
+        share = min(max(loading.done / loading.total, 0.0), 1.0)
+        lines += [f"{gauge(share, 24)} {share:4.0%}", f"{size_text(loading.done)} of {size_text(loading.total)}"]
+    return Content("\n".join([*lines, clean_line(loading.item, 120)]) + "\n\nYou may type already: the message waits for the model. Esc cancels.")

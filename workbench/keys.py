@@ -24,22 +24,28 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("ctrl+q", "quit", "Quit", "Leave; the engine ends with the screen", priority=True),
         Key("ctrl+o", "open_model", "Open model", "Open another base model; adapters and chat stay"),
         Key("ctrl+e", "restart_engine", "Restart engine", "Start the engine again with the same model, adapters, pins and mix"),
+        Key("ctrl+c", "interrupt", "Copy, stop", "Copy the selected text; without any, stop the reply or the load", priority=True),
+        Key("ctrl+z", "suspend_process", "Suspend", "Back to the shell; fg comes back here", priority=True),
     ),
     "bench": (
         Key("f1", "help", "Help", "What the keys of the focused pane do", footer=True),
         Key("f9", "panels", "Panels", "Fold the side panels; on a narrow terminal, lay the adapters over the chat", footer=True),
         Key("f4", "engine", "Engine", "Slots, KV memory, step times and events on the whole screen; Esc comes back", footer=True),
-        Key("escape", "stop", "Stop", "Stop the reply, or the load of a model; what was said is kept", footer=True),
+        Key("escape", "stop", "Stop", "Stop the reply, or the load of a model; what was said is kept", footer=True, priority=True),
+        Key("escape", "focus_adapters", "Adapters", "From the prompt to the adapters, when nothing is to be stopped", footer=True,
+            priority=True),
+        Key("escape", "focus_prompt", "Prompt", "Back to the prompt, when nothing is to be stopped", footer=True, priority=True),
+        Key("tab", "pane(1)", "Next pane", "From the prompt to the adapters, to the last reply, to the prompt", priority=True),
+        Key("shift+tab", "pane(-1)", "Previous pane", "The other way round", priority=True),
         Key("ctrl+r", "regenerate", "Again", "Another version of the last reply, with the mix set now", footer=True),
         Key("ctrl+n", "new_chat", "New chat", "Empty the chat; adapters and mix stay"),
         Key("g", "toggle_sampling", "Greedy/sample", "Switch between greedy decoding and sampling at temperature 0.7"),
-        Key("f2", "focus_adapters", "Adapters", "Go to the adapters"),
-        Key("f3", "focus_prompt", "Prompt", "Go to the prompt"),
     ),
     "prompt": (
         Key("enter", "send", "Send", "Send the message; / starts a command, /help lists them", footer=True),
         Key("ctrl+j,shift+enter,alt+enter", "newline", "Newline", "Start a new line in the message", footer=True,
             display="^j"),
+        Key("ctrl+underscore", "undo", "Undo", "Take back what was typed"),
     ),
     "reply": (
         Key("left,h", "older", "Older version", "Show the version of this reply before", footer=True, display="←"),
@@ -51,11 +57,11 @@ KEYS: dict[str, tuple[Key, ...]] = {
     ),
     "adapters": (
         Key("space", "toggle", "On/off", "Switch the adapter on or off", footer=True),
-        Key("left,h", "nudge(-0.05)", "−0.05", "Scale down by 0.05", footer=True, display="←"),
+        Key("left,h", "nudge(-0.05)", "-0.05", "Scale down by 0.05", footer=True, display="←"),
         Key("right,l", "nudge(0.05)", "+0.05", "Scale up by 0.05", footer=True, display="→"),
-        Key("shift+left,H", "nudge(-0.5)", "−0.5", "Scale down by 0.5"),
+        Key("shift+left,H", "nudge(-0.5)", "-0.5", "Scale down by 0.5"),
         Key("shift+right,L", "nudge(0.5)", "+0.5", "Scale up by 0.5"),
-        Key("ctrl+left", "nudge(-0.01)", "−0.01", "Scale down by 0.01"),
+        Key("ctrl+left", "nudge(-0.01)", "-0.01", "Scale down by 0.01"),
         Key("ctrl+right", "nudge(0.01)", "+0.01", "Scale up by 0.01"),
         Key("enter,=", "type_scale", "Value", "Type an exact scale", footer=True, display="⏎"),
         Key("0", "set_scale(0)", "Scale 0", "Set the scale to 0: loaded, but without effect"),
@@ -82,14 +88,16 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("f5", "rescan", "Look again", "Look for models on this machine again", footer=True),
     ),
 }
+AT_ONCE = ("adapters",)
+"""panes whose keys are carried out before the next key is looked at: it may be typed into a field that they open"""
 PANE_TITLES = {"app": "Anywhere", "bench": "Main screen", "prompt": "Prompt", "reply": "Chat", "adapters": "Adapters",
                "engine": "Engine screen", "load": "Load screen"}
 
 
 def bindings(pane: str) -> list[Binding]:
     """The bindings of a pane; ids are `pane.action` and can be remapped."""
-    return [Binding(key.keys, key.action, key.label, show=key.footer, key_display=key.display, priority=key.priority,
-                    tooltip=key.help, id=f"{pane}.{key.action}") for key in KEYS[pane]]
+    return [Binding(key.keys, key.action, key.label, show=key.footer, key_display=key.display, tooltip=key.help,
+                    priority=key.priority or pane in AT_ONCE, id=f"{pane}.{key.action}") for key in KEYS[pane]]
 
 
 def help_lines(pane: str) -> list[tuple[str, str]]:

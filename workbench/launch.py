@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import deque
 
 from ..engine.protocol import Event, LoadModel
@@ -20,6 +21,8 @@ def open_workbench(load: LoadModel | None, adapters: tuple[StartAdapter, ...] = 
     try:
         from .app import BenchApp  # after the child: importing the screen takes as long as the child's first breath
 
+        if not sys.__stderr__.isatty():
+            sys.__stderr__ = sys.__stdout__  # the screen is drawn there; 2>file must not take it away
         gc.freeze()  # imported code is never garbage: searching it stops the screen for longer than a frame
         app = BenchApp(backend, inbox, load, adapters)
         app.run()

@@ -54,7 +54,7 @@ def report(as_json: bool) -> int:
     try:
         times = measure()
     except MeasureFailed as failed:
-        output.narrate(f"nothing was measured: {failed}")
+        output.warn(f"nothing was measured: {failed}")
         return exit_codes.ENGINE_ERROR
     answer = {
         "screen": f"{COLUMNS}x{ROWS}",

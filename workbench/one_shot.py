@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import queue
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -9,8 +10,10 @@ import msgspec
 
 from ..engine import protocol as p
 from . import exit_codes, output
-from .arguments import AdapterArgument
+from .arguments import AdapterArgument, escape
 from .backends.local import LocalBackend
+from .mixboard import mix_text, scale_text
+from .text import clean_line
 
 REQUEST = 1
 
@@ -51,10 +54,10 @@ def ask(question: Question) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        output.narrate(f"the engine process cannot be started: {error}")
+        output.warn(f"the engine process cannot be started: {error}")
         return exit_codes.ENGINE_ERROR
     except Stopped as stopped:
-        output.narrate(str(stopped))
+        output.warn(str(stopped))
         return stopped.code
     finally:
         backend.stop()
@@ -90,23 +93,22 @@ class _Conversation:
             yield event
 
     def _load_model(self) -> p.ModelInfo:
-        self._progress.show("starting", "the engine process", 0, 0)
+        self._progress.show("starting the engine process")
         self._backend.send(self._question.load)
         for event in self._events():
             match event:
                 case p.ModelLoading():
-                    self._progress.show(event.phase, event.item, event.done, event.total)
+                    self._progress.show(output.progress_text(event.phase, event.item, event.done, event.total))
                 case p.ModelFailed():
                     unusable = exit_codes.INCOMPATIBLE if self._question.load.path else exit_codes.ENGINE_ERROR
                     raise Stopped(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else unusable)
                 case p.ModelLoaded():
-                    self._progress.clear()
-                    for note in event.model.notes:
-                        output.narrate(f"{event.model.name}: note: {note}")
+                    self._warn(*(f"{event.model.name}: {note}" for note in event.model.notes))
                     return event.model
         raise AssertionError("the events never end")
 
     def _load_adapter(self, argument: AdapterArgument) -> None:
+        self._progress.show(f"loading {argument.name or argument.path}")
         self._backend.send(p.LoadAdapter(argument.path, argument.name))
         for event in self._events():
             match event:
@@ -115,24 +117,27 @@ class _Conversation:
                 case p.AdapterLoaded():
                     self._reply.adapters.append(event.adapter)
                     self._reply.mix.append(p.AdapterUse(event.adapter.name, argument.scale))
-                    output.narrate(_adapter_line(event.adapter, argument.scale))
+                    self._warn(*(f"{event.adapter.name}: {note}" for note in event.adapter.notes))
+                    if self._question.stats:
+                        self._progress.clear()
+                        output.narrate(_adapter_line(event.adapter, argument.scale))
                     return
 
     def _generate(self) -> p.RequestFinished:
         question = self._question
+        self._progress.show("reading the question")
         self._backend.send(p.Generate(REQUEST, question.prompt, tuple(self._reply.mix), question.sampling))
         for event in self._events():
             match event:
                 case p.RequestQueued():
-                    output.narrate(f"waiting: {event.because}")
+                    self._warn(f"waiting: {event.because}")
                 case p.RequestStarted():
                     self._reply.activations = event.activations
-                    for activation in event.activations:
-                        if question.stats or not activation.found:
-                            output.narrate(_activation_line(activation))
+                    self._say_activations()
                 case p.TextDelta():
                     self._reply.text.append(event.text)
                     if not question.json:
+                        self._progress.clear()
                         output.write(event.text)
                 case p.RequestFailed():
                     raise Stopped(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else exit_codes.ENGINE_ERROR)
@@ -140,18 +145,34 @@ class _Conversation:
                     return event
         raise AssertionError("the events never end")
 
+    def _warn(self, *texts: str) -> None:
+        self._progress.clear()
+        for text in texts:
+            output.warn(text)
+
+    def _say_activations(self) -> None:
+        """An aLoRA that is off is a warning with the way to switch it on; one that acts is a figure."""
+        invocations = {adapter.name: adapter.invocation for adapter in self._reply.adapters}
+        for activation in self._reply.activations:
+            if not activation.found:
+                way = shlex.quote(clean_line(escape(invocations.get(activation.adapter, ""))))
+                self._warn(f"{activation.adapter}: is off for this reply: {activation.detail}; --opening {way} invokes it")
+            elif self._question.stats:
+                self._progress.clear()
+                output.narrate(f"{activation.adapter}: acts from prompt token {activation.start}: {activation.detail}")
+
     def _report(self, model: p.ModelInfo, finished: p.RequestFinished) -> None:
         reply = self._reply
         if self._question.json:
             data = {"model": model, "adapters": reply.adapters, "mix": reply.mix, "sampling": self._question.sampling,
                     "activations": reply.activations, "text": "".join(reply.text), "reason": finished.reason,
                     "ids": finished.ids, "stats": finished.stats}
-            output.write(msgspec.json.encode(msgspec.to_builtins(data)).decode() + "\n")
+            output.write(msgspec.json.encode(_whole(data)).decode() + "\n")
         elif not "".join(reply.text).endswith("\n"):
             output.write("\n")
         if finished.reason in ("length", "context"):
             limit = "--max-tokens" if finished.reason == "length" else "--context"
-            output.narrate(f"the reply was cut at {finished.stats.new_tokens} tokens by {limit}")
+            self._warn(f"the reply was cut at {finished.stats.new_tokens} tokens by {limit}")
         if self._question.stats:
             output.narrate(_stats_line(model, finished.stats, reply.mix, self._question.sampling))
 
@@ -159,17 +180,19 @@ class _Conversation:
 def _adapter_line(info: p.AdapterInfo, scale: float) -> str:
     ranks = "/".join(str(rank) for rank in info.ranks)
     effective = "/".join(f"{scale * value:g}" for value in info.effective_scales)
-    line = f"{info.name}: {info.matched}/{info.total} modules, rank {ranks}, scale {scale:g} (effective {effective})"
-    return "\n".join([line, *(f"  note: {note}" for note in info.notes)])
+    return f"{info.name}: {info.matched}/{info.total} modules, rank {ranks}, scale {scale_text(scale)} (effective {effective})"
 
 
-def _activation_line(activation: p.Activation) -> str:
-    where = f"acts from prompt token {activation.start}" if activation.found else "is off for this reply"
-    return f"{activation.adapter}: {where}: {activation.detail}"
+def _whole(value: object) -> object:
+    """Plain data with every field of every structure, also those at their defaults, and without the tags of the wire."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _whole(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _stats_line(model: p.ModelInfo, stats: p.RequestStats, mix: list[p.AdapterUse], sampling: p.Sampling) -> str:
-    mixed = " + ".join(f"{use.name} x{use.scale:g}" for use in mix) or "base"
     drawn = f"seed {stats.seed}" if sampling.temperature > 0 else "greedy"
     return (f"{stats.new_tokens} tokens · {stats.decode_tokens_per_second:.1f} tok/s · TTFT {stats.ttft_ms / 1000:.2f} s · "
-            f"{stats.prompt_tokens} prompt tokens · {drawn} · {mixed} · {model.name} {model.dtype} on {model.device}")
+            f"{stats.prompt_tokens} prompt tokens · {drawn} · {mix_text(tuple(mix))} · {model.name} {model.dtype} on {model.device}")

@@ -5,6 +5,7 @@ Text for a terminal is cleaned, so that a reply cannot act on it; text for a pip
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 
 from .text import clean, clean_line, size_text
@@ -17,9 +18,14 @@ def write(text: str) -> None:
 
 
 def narrate(text: str) -> None:
-    """One paragraph of narration."""
+    """One paragraph of what was asked to be said."""
     sys.stderr.write(clean(text) + "\n")
     sys.stderr.flush()
+
+
+def warn(text: str) -> None:
+    """A warning or a failure: it names the program, as its line may stand among those of others."""
+    narrate(f"lora-bench: {text}")
 
 
 def accept_any_text() -> None:
@@ -34,25 +40,26 @@ def leave_broken_pipe() -> None:
 
 
 class ProgressLine:
-    """Progress on standard error: one line rewritten in place on a terminal, one line a phase elsewhere."""
+    """Progress on standard error: on a terminal one line that is rewritten in place and taken away in the end.
 
-    def __init__(self) -> None:
+    Elsewhere nothing is said, or with `lines` each text on a line of its own.
+    """
+
+    def __init__(self, lines: bool = False) -> None:
         self._live = sys.stderr.isatty()
-        self._phase = ""
+        self._lines = lines
         self._shown = False
 
-    def show(self, phase: str, item: str, done: int, total: int) -> None:
+    def show(self, text: str) -> None:
         if self._live:
-            share = f"{done / total:4.0%} of {size_text(total)}  " if total else ""
-            sys.stderr.write(f"\r\x1b[K{clean_line(phase, 20)}  {share}{clean_line(item, 40)}")
+            sys.stderr.write(f"\r\x1b[K{clean_line(text, max(20, shutil.get_terminal_size().columns - 1))}")
             sys.stderr.flush()
             self._shown = True
-        elif phase != self._phase:
-            narrate(f"{phase}: {item}" + (f" ({size_text(total)})" if total else ""))
-        self._phase = phase
+        elif self._lines:
+            narrate(text)
 
     def clear(self) -> None:
-        """Take the line away; narration may follow."""
+        """Take the line away; other text may follow."""
         if self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
@@ -69,7 +76,7 @@ def as_lines(value: dict, indent: str = "") -> list[str]:
         elif isinstance(item, str) and "\n" in item:
             lines += [label, *(f"{indent}  {line}" for line in item.splitlines())]
         else:
-            lines.append(f"{label} {_plain(item)}")
+            lines.append(f"{label} {size_text(item) if key.endswith('bytes') and type(item) is int else _plain(item)}")
     return lines
 
 
@@ -78,4 +85,14 @@ def _plain(value: object) -> str:
         return ", ".join(_plain(item) for item in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    if isinstance(value, int):
+        return f"{value:,}"
     return "none" if value is None or value == {} else str(value)
+
+
+def progress_text(phase: str, item: str, done: int, total: int) -> str:
+    """`weights  40% of 92.1 MiB  embed_tokens.weight`; without a share when `total` is 0."""
+    share = f"{done / total:4.0%} of {size_text(total)}  " if total else ""
+    return f"{phase}  {share}{item}"

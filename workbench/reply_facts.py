@@ -18,7 +18,8 @@ def meter_lines(version: Version) -> list[Content]:
     for activation in version.activations:
         where = f"acts from token {activation.start}" if activation.found else "is off"
         mark = "" if activation.found else "$text-warning"
-        text = f"⚑ {activation.adapter} {where} · {activation.detail}"
+        way = "" if activation.found or version.invoked else " · v on it in the adapter list invokes it"
+        text = f"⚑ {activation.adapter} {where} · {activation.detail}{way}"
         lines.append(Content.assemble((clean_line(text, 300), mark or "$foreground 60%")))
     return lines
 

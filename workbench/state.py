@@ -63,6 +63,7 @@ class BenchState:
     steps: deque[p.StepFinished] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
     events: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     last_eviction: LoggedEvent | None = None
+    _last_line_of: tuple[type, object] = (type(None), "")
 
     @property
     def model(self) -> p.ModelInfo | None:
@@ -109,6 +110,9 @@ class BenchState:
     def apply(self, event: p.Event) -> None:
         """Fold one event of the engine in."""
         if line := event_line(event):
+            if isinstance(event, p.AdapterLoaded) and self._last_line_of == (p.HostLoaded, event.adapter.name):
+                self.events.pop()  # the same arrival, said with the modules that match
+            self._last_line_of = (type(event), getattr(event, "adapter", ""))
             entry = self.log(*line)
             if isinstance(event, p.SlotEvicted):
                 self.last_eviction = entry

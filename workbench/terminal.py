@@ -22,6 +22,15 @@ def terminal_facts() -> dict[str, Any]:
     }
 
 
+def why_no_screen() -> str:
+    """Why no screen can be drawn here, as a clause; "" when it can."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return "standard input or output is none"
+    if (term := os.environ.get("TERM", "")).lower() in ("dumb", "unknown"):
+        return f"TERM={term} says that this one only prints lines (if it does more, set TERM=xterm-256color)"
+    return ""
+
+
 def _colours() -> str:
     if os.environ.get("NO_COLOR"):
         return "off (NO_COLOR is set)"

@@ -27,6 +27,11 @@ def clean_line(text: str, limit: int = 200) -> str:
     return cut.translate(_LINE)
 
 
+def counted(count: int, thing: str) -> str:
+    """`1 seq`, `2 seqs`."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 def size_text(count: int) -> str:
     """Bytes for people: `38.5 MiB`."""
     value = float(count)

@@ -56,7 +56,7 @@ class AdaptersPanel(Vertical):
         on_now, total = len(state.mix()), len(state.board.names)
         mode = "BYPASSED: base only" if state.board.now.bypass else f"solo: {state.board.now.solo}" if state.board.now.solo else ""
         reading = f"reading {len(state.wanted)}" if state.wanted and state.model else ""
-        facts = "  ".join(filter(None, (f"{on_now} act / {total}", mode, reading)))
+        facts = "  ".join(filter(None, (f"{on_now} on / {total}", mode, reading)))
         self.query_one("#adapters-title", Static).update(title("ADAPTERS", clean_line(facts)), layout=False)
         self.query_one(AdapterList).show(state)
         self._show_details()
@@ -78,17 +78,23 @@ class AdaptersPanel(Vertical):
     @on(AdapterList.Toggled)
     def _clicked_box(self, event: AdapterList.Toggled) -> None:
         self._board(lambda board: board.toggle(event.name))
+        self._tell_invocation(event.name)
 
     @on(AdapterList.Scaled)
     def _dragged(self, event: AdapterList.Scaled) -> None:
         self._board(lambda board: board.set_scale(event.name, event.scale, joined=event.dragging))
 
     # -- keys -----------------------------------------------------------------------------------
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
+        """Keys typed into the field are not the list's."""
+        return not self.query_one(Ask).has_focus_within
+
     def action_cursor(self, by: int) -> None:
         self.query_one(AdapterList).move(by)
 
     def action_toggle(self) -> None:
         self._here(lambda board, name: board.toggle(name))
+        self._tell_invocation(self.name_here)
 
     def action_nudge(self, by: float) -> None:
         self._here(lambda board, name: board.set_scale(name, on_grid(board[name].scale + by, 0.01)))
@@ -173,6 +179,12 @@ class AdaptersPanel(Vertical):
         if (name := self.name_here) is not None:
             self._control.invoke(name)
             self.post_message(self.Changed())
+
+    def _tell_invocation(self, name: str | None) -> None:
+        """An aLoRA that was switched on changes no ordinary reply: say what makes it act."""
+        info = self._control.state.adapters.get(name or "")
+        if info and info.invocation and self._control.state.board.acts(info.name):
+            self._hint(f"{info.name} is on, but acts only after its invocation: v invokes it on this chat")
 
     # -- inside ---------------------------------------------------------------------------------
     def _here(self, change) -> None:

@@ -103,9 +103,6 @@ class Transcript(VerticalScroll, can_focus=False):
         with Vertical(id="transcript-items"):  # as high as the pane at least: the anchor scrolls shorter ones below the top
             yield self._welcome
 
-    def on_mount(self) -> None:
-        self.anchor()
-
     def on_markdown_link_clicked(self, event: Markdown.LinkClicked) -> None:
         event.stop()
         self.app.notify(clean_line(f"not opened: {event.href}", 300), title="A link of the model", markup=False)
@@ -132,6 +129,8 @@ class Transcript(VerticalScroll, can_focus=False):
             return
         from .turn import TurnView  # it brings Markdown: not needed for the first paint
 
+        if not self._views:  # the welcome, which may be longer than the pane, is read from its top
+            self.anchor()
         new = [TurnView(item) if isinstance(item, Turn) else NoticeView(item) for item in items[kept:]]
         self._views += new
         await self.query_one("#transcript-items").mount_all(new)

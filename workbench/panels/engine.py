@@ -8,7 +8,7 @@ from ...engine.protocol import STEP_OPS, SlotView
 from ..charts import folded, gauge, hbar, sparkline
 from ..mixboard import mix_text
 from ..state import BenchState
-from ..text import clean_line, size_text
+from ..text import clean_line, counted, size_text
 
 Line = Content | str
 LORA_OPS = ("shrink", "expand")
@@ -104,7 +104,7 @@ class StepsPanel(Panel):
         history = sparkline(folded([s.ms for s in state.steps], width), width)
         lines.append(Content.assemble((history, "$primary-lighten-2")))
         lines += [self._op(op, step.ms_by_op.get(op, 0.0), step.ms, width - 27) for op in STEP_OPS]
-        many = f"{step.requests} seqs · {step.adapters} adapters" + (f" · r≤{step.max_rank}" if step.adapters else "")
+        many = f"{counted(step.requests, 'seq')} · {counted(step.adapters, 'adapter')}" + (f" · r≤{step.max_rank}" if step.adapters else "")
         lines.append(f"{many} · {step.prefill_tokens}+{step.decode_tokens} tok")
         self.put(lines)
 

@@ -1,12 +1,15 @@
 """The main screen: adapters, chat, engine panels."""
 from __future__ import annotations
 
-from textual import on
+from time import monotonic
+
+from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.dom import DOMNode
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Footer, Static
 
 from ..commands import run_command
@@ -18,11 +21,14 @@ from ..panels.chat import ItemView, Transcript
 from ..panels.engine import EventsPanel, KvPanel, Panel, SlotsPanel, StepsPanel, status_line
 from ..text import clean_line, size_text
 from ..widgets.adapter_list import AdapterList
+from ..widgets.ask import Ask
 from ..widgets.prompt import Prompt
 from .engine import EngineScreen
 from .help import HelpScreen
 
 TOO_SMALL = "terminal too small: at least 20×6, better 80×24"
+JUST_ENDED_S = 0.7
+"""Esc so soon after a reply ended was meant to stop it: it does not move the focus"""
 
 
 class EnginePanels(VerticalScroll, can_focus=False):
@@ -52,6 +58,8 @@ class BenchScreen(Screen):
         super().__init__()
         self.control = control
         self._hint = ""
+        self._busy = False
+        self._ended_at = 0.0
 
     def compose(self) -> ComposeResult:
         yield Static(TOO_SMALL, id="too-small", markup=False)
@@ -70,7 +78,19 @@ class BenchScreen(Screen):
         self.call_after_refresh(self.show)
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self.show)
+        self.call_after_refresh(self._resized)
+
+    async def _resized(self) -> None:
+        if self.focused is None:  # it was too small to hold anything
+            self.set_focus(self.query_one(Prompt))
+        await self.show()
+
+    def on_key(self, event: events.Key) -> None:
+        """A letter that no pane waits for belongs to the prompt."""
+        if self.focused is None and event.is_printable and event.character:
+            event.stop()
+            event.prevent_default()
+            self.query_one(Prompt).insert(event.character)
 
     async def show(self) -> None:
         """Bring every pane to the store."""
@@ -88,6 +108,7 @@ class BenchScreen(Screen):
         if not self._has_panes():
             return
         state = self.control.state
+        self._show_busy()
         self.query_one("#header", Static).update(header_line(state, self.size.width), layout=False)
         self._show_hint(clean_line(state.hint, 200))
         self.query_one(AdaptersPanel).show()
@@ -99,6 +120,17 @@ class BenchScreen(Screen):
     def _has_panes(self) -> bool:
         """False before they are made and while the app is leaving; a redraw that was asked for may fall there."""
         return bool(self.query("#header"))
+
+    def _show_busy(self) -> None:
+        """What Esc does, in the footer."""
+        busy = bool(self.control.state.running) or self.control.state.engine == "loading"
+        if busy != self._busy:
+            self._busy = busy
+            self._ended_at = 0.0 if busy else monotonic()
+            self.refresh_bindings()
+        elif self._ended_at and monotonic() - self._ended_at > JUST_ENDED_S:
+            self._ended_at = 0.0
+            self.refresh_bindings()
 
     def _show_hint(self, text: str) -> None:
         if text != self._hint:
@@ -128,9 +160,11 @@ class BenchScreen(Screen):
         state.hint = ""
         if event.text.startswith("/"):
             self._command(event.text.strip())
-            prompt.taken()
+            prompt.taken(event.text)
         elif self.control.ask(event.text):
-            prompt.taken()
+            prompt.taken(event.text)
+        else:
+            prompt.put_back(event.text)
         self.query_one(Transcript).anchor()
         await self.show()
 
@@ -148,15 +182,26 @@ class BenchScreen(Screen):
         self.app.push_screen(EngineScreen(self.control))
 
     def action_panels(self) -> None:
-        self.toggle_class("-over" if self.has_class("-narrow") else "-folded")
+        narrow = self.has_class("-narrow")
+        self.toggle_class("-over" if narrow else "-folded")
+        if narrow and self.has_class("-over"):
+            self.action_focus_adapters()
+        elif self._pane() == "adapters":
+            self.action_focus_prompt()
 
-    async def action_stop(self) -> None:
-        if not self.control.stop():
-            if self.control.state.engine == "loading":
-                self.control.cancel_load()
-            else:
-                self.action_focus_prompt()
-        await self.show()
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
+        """Esc stops what runs, else it changes between the prompt and the adapters; in a field it is the field's."""
+        if action not in ("stop", "focus_adapters", "focus_prompt"):
+            return True
+        state = self.control.state
+        asked = isinstance(self.focused, Widget) and any(isinstance(node, Ask) for node in self.focused.ancestors)
+        stops = bool(state.running) or state.engine == "loading" or monotonic() - self._ended_at < JUST_ENDED_S
+        in_prompt = isinstance(self.focused, Prompt)
+        return not asked and {"stop": stops, "focus_adapters": not stops and in_prompt}.get(action, not stops and not in_prompt)
+
+    def action_stop(self) -> None:
+        if not self.control.stop() and self.control.state.engine == "loading":
+            self.control.cancel_load()
 
     async def action_regenerate(self) -> None:
         self.control.state.hint = ""
@@ -175,11 +220,26 @@ class BenchScreen(Screen):
     def action_focus_adapters(self) -> None:
         self.set_class(self.has_class("-narrow"), "-over")
         self.remove_class("-folded")
-        self.query_one(AdapterList).focus()
+        self.set_focus(self.query_one(AdapterList))
 
     def action_focus_prompt(self) -> None:
         self.remove_class("-over")
-        self.query_one(Prompt).focus()
+        self.set_focus(self.query_one(Prompt))  # at once, as all moves here: the next key is typed there
+
+    def action_pane(self, by: int) -> None:
+        """To the next pane, or the one before: adapters, the last item of the chat, the prompt."""
+        ask = self.query_one(Ask)
+        if ask.display:
+            ask.action_leave()
+        panes = ["adapters", "reply", "prompt"] if self.query(ItemView) else ["adapters", "prompt"]
+        here = self._pane()
+        wanted = panes[(panes.index(here) + by) % len(panes)] if here in panes else "prompt"
+        if wanted == "adapters":
+            self.action_focus_adapters()
+        else:
+            self.action_focus_prompt()
+        if wanted == "reply":
+            self.set_focus(self.query(ItemView).last())
 
     def action_target(self, pane: str) -> DOMNode | None:
         """The node that carries out the actions of a pane; for replies the focused one, else the last."""

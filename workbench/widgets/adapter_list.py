@@ -14,7 +14,7 @@ from textual.strip import Strip
 
 from ..mixboard import scale_text
 from ..state import BenchState
-from ..text import clean_line
+from ..text import clean_line, counted
 from . import scale_bar
 
 _BOX = 4
@@ -81,6 +81,7 @@ class AdapterList(ScrollView, can_focus=True):
     def __init__(self) -> None:
         super().__init__(id="adapter-list")
         self.rows: list[Row] = []
+        self._empty = ""
         self._dragged: str | None = None
 
     @property
@@ -89,8 +90,11 @@ class AdapterList(ScrollView, can_focus=True):
 
     def show(self, state: BenchState) -> None:
         rows = rows_of(state)
-        if rows == self.rows:
+        waits = counted(len(state.wanted), "adapter")
+        empty = "no adapters: a adds one" if not state.wanted else f"{waits} to read" + ("" if state.model else ", after the model")
+        if rows == self.rows and empty == self._empty:
             return
+        self._empty = empty
         if len(rows) != len(self.rows):
             self.virtual_size = Size(1, len(rows))
             self.styles.height = max(len(rows), 1)
@@ -110,7 +114,7 @@ class AdapterList(ScrollView, can_focus=True):
         index = y + round(self.scroll_offset.y)
         width = self.scrollable_content_region.width
         if not self.rows and index == 0:
-            return self._strip("no adapters: a adds one", width, "list--quiet")
+            return self._strip(self._empty, width, "list--quiet")
         if index >= len(self.rows):
             return Strip.blank(width, self.rich_style)
         row = self.rows[index]

@@ -20,7 +20,7 @@ Take = Callable[[str], str | None]
 class Ask(Vertical):
     """Hidden until `ask` is called. Enter gives the answer, Esc leaves; the focus then returns to where it was."""
 
-    BINDINGS = [Binding("escape", "leave", "Leave", id="ask.leave", tooltip="Close the field and change nothing")]
+    BINDINGS = [Binding("escape", "leave", "Leave", id="ask.leave", priority=True, tooltip="Close the field and change nothing")]
 
     def __init__(self) -> None:
         super().__init__(id="ask")
@@ -42,7 +42,7 @@ class Ask(Vertical):
         self.display = True
         field = self.query_one(Input)
         field.value = clean_line(value, MOST_CHARACTERS)
-        field.focus()
+        self.screen.set_focus(field)  # at once: the next key is typed into it
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
@@ -53,9 +53,9 @@ class Ask(Vertical):
             self.action_leave()
 
     def action_leave(self) -> None:
+        if self._back and self._back.is_attached and self.has_focus_within:
+            self.screen.set_focus(self._back)
         self.display = False
-        if self._back and self._back.is_attached:
-            self._back.focus()
 
     def _problem(self, text: str) -> None:
         shown = self.query_one("#ask-problem", Static)

@@ -20,7 +20,7 @@ class Prompt(TextArea):
     BINDINGS = bindings("prompt")
 
     class Sent(Message):
-        """The person sent `text`; the receiver clears the field once it took it."""
+        """The person sent `text`; the receiver calls `taken` or `put_back`."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
@@ -53,17 +53,24 @@ class Prompt(TextArea):
             await super()._on_key(event)
 
     def action_send(self) -> None:
-        if self.text.strip():
-            self.post_message(self.Sent(self.text))
+        """Give the text away and empty the field: what is typed from now on belongs to the next message."""
+        text = self.text
+        if text.strip():
+            self.clear()
+            self.post_message(self.Sent(text))
 
     def action_newline(self) -> None:
         self.insert("\n")
 
-    def taken(self) -> None:
-        """The message was taken: remember it and empty the field."""
-        self._history = [*self._history, self.text][-HISTORY:]
+    def taken(self, text: str) -> None:
+        """The message was taken: remember it."""
+        self._history = [*self._history, text][-HISTORY:]
         self._at = len(self._history)
-        self.clear()
+
+    def put_back(self, text: str) -> None:
+        """The message was not taken: it stands in the field again, before what was typed since."""
+        self.text = text + self.text
+        self.move_cursor(self.document.end)
 
     def action_cursor_up(self, select: bool = False) -> None:
         if not select and self._browsing() and self._at > 0:
