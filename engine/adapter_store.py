@@ -64,6 +64,8 @@ class AdapterStore:
         shapes = module_shapes(facts)
         outputs = {key: [shapes[module][0] for module in modules] for key, modules in fused_modules(facts.layers).items()}
         self._routings = RoutingCache(facts.layers, outputs, device)
+        self._queued: dict[int, frozenset[str]] = {}
+        """what waiting requests will need"""
         self._lock = RLock()
 
     # -- commands ----------------------------------------------------------------------------------
@@ -90,12 +92,12 @@ class AdapterStore:
             return adapter.info
 
     def unload(self, name: str) -> None:
-        """Forget `name` and free its memory, now or when the running requests that hold it end."""
+        """Forget `name` and free its memory, now or when the requests that hold it or wait for it end."""
         with self._lock:
             record = self._record(name)
             if record.leaving:
-                raise AdapterError(f"adapter {name!r} is already being unloaded; it waits for {_requests(self._pool.users(name))}")
-            if users := self._pool.users(name):
+                raise AdapterError(f"adapter {name!r} is already being unloaded; it waits for {_requests(self._users(name))}")
+            if users := self._users(name):
                 record.leaving = True
                 self._emit(AdapterUnloading(name, users))
             else:
@@ -123,6 +125,18 @@ class AdapterStore:
             return record.info
 
     # -- requests ----------------------------------------------------------------------------------
+    def expect(self, user: int, names: Iterable[str]) -> None:
+        """The waiting request `user` will need `names` (in place of what it expected before): an unload waits for it.
+
+        Raises AdapterError for one that is not loaded or is being unloaded.
+        """
+        with self._lock:
+            wanted = frozenset(names)
+            for name in wanted:
+                self._check_stays(name, user)
+            self._queued[user] = wanted
+            self._finish_unloads()
+
     def acquire(self, names: Iterable[str], user: int | None, because: str) -> None:
         """Give every adapter of `names` a slot and hold them for the request `user` in place of what it held before.
 
@@ -132,8 +146,7 @@ class AdapterStore:
         with self._lock:
             wanted = list(dict.fromkeys(names))
             for name in wanted:
-                if self._record(name).leaving and user not in self._pool.users(name):
-                    raise AdapterError(f"adapter {name!r} is being unloaded; load it again once that is done")
+                self._check_stays(name, user)
             missing, victims = self._pool.plan(wanted, user)
             fetched = [self._fetch(name) for name in missing]
             arrivals = [arrival for arrival, _ in fetched]
@@ -142,11 +155,14 @@ class AdapterStore:
             for arrival, adapter in fetched:
                 if arrival.source == "disk":
                     self._host.put(arrival.name, adapter, arrival.ms)
+            if user is not None:
+                self._queued.pop(user, None)
             self._finish_unloads()
 
     def release(self, user: int) -> None:
-        """The request `user` is over: its adapters may be evicted, and those being unloaded go if nobody else holds them."""
+        """The request `user` is over: its adapters may be evicted, and those being unloaded go if nobody else needs them."""
         with self._lock:
+            self._queued.pop(user, None)
             self._pool.release(user)
             self._finish_unloads()
 
@@ -188,6 +204,14 @@ class AdapterStore:
             raise AdapterError(unknown_adapter(name, self._records))
         return self._records[name]
 
+    def _users(self, name: str) -> tuple[int, ...]:
+        """The requests that hold `name`, then those that wait for it."""
+        return (*self._pool.users(name), *(user for user, names in self._queued.items() if name in names))
+
+    def _check_stays(self, name: str, user: int | None) -> None:
+        if self._record(name).leaving and user not in self._users(name):
+            raise AdapterError(f"adapter {name!r} is being unloaded; load it again once that is done")
+
     def _choose_name(self, given: str | None, adapter: Adapter) -> str:
         """`given`, or the first of name, name-2, name-3, ... that is free or already holds this content."""
         digest = adapter.info.digest
@@ -207,7 +231,7 @@ class AdapterStore:
     def _already_loaded(self, name: str, began: float) -> AdapterInfo:
         record = self._records[name]
         if record.leaving:
-            raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {_requests(self._pool.users(name))}; "
+            raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {_requests(self._users(name))}; "
                                "load it again after that")
         info = msgspec.structs.replace(record.info, notes=(*record.info.notes, f"was already loaded as {name!r} with the same content"))
         self._emit(AdapterLoaded(info, _ms_since(began)))
@@ -244,7 +268,7 @@ class AdapterStore:
         return adapter
 
     def _finish_unloads(self) -> None:
-        for name in [name for name, record in self._records.items() if record.leaving and not self._pool.users(name)]:
+        for name in [name for name, record in self._records.items() if record.leaving and not self._users(name)]:
             self._forget(name)
 
     def _forget(self, name: str) -> None:

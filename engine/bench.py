@@ -1,11 +1,11 @@
 """Decode speed of the engine on this machine, and where a step's time goes.
 
-`python -m lora_bench.engine.bench [MODEL] [--lora PATH ...] [--against peft] [--json]`; no MODEL is the default one with
-its sample adapters. `--against peft` runs transformers + PEFT in fp32 on the same weights, in the same process, in turns.
+`python -m lora_bench.engine.bench '{"model": PATH, "adapters": [PATH, ...], ...}'`, with the arguments of `run_bench`, prints JSON lines:
+{"progress": text} now and then, the result last. Against PEFT, transformers + PEFT run on the same weights in this process, in turns.
 """
 from __future__ import annotations
 
-import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .default_model import DefaultModelError
 from .protocol import AdapterUse, Chat, Generate, LoadModel, Message, Mix, RequestFailed, Sampling, StepFinished
 
 if TYPE_CHECKING:
@@ -21,51 +22,59 @@ if TYPE_CHECKING:
 
 PROMPT = Chat((Message("user", "Tell me a long story about the sea."),))
 CHATS = 4
+FAILED, WRONG_USAGE, CANNOT_BE_USED, OUT_OF_MEMORY = 1, 2, 3, 4
+"""exit codes"""
+PEFT_PACKAGES = ("transformers", "peft")
+Run = Callable[[], tuple[float, dict[str, float]]]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The program; returns its exit code: 0, or 1 with a sentence on standard error."""
-    options = _parser().parse_args(arguments)
-    try:
-        result = run_bench(options.model, options.lora, options.tokens, options.rounds, options.against)
-    except (ValueError, OSError, ImportError) as error:
-        print(f"lora-bench bench: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(result, indent=2) if options.json else "\n".join(_lines(result)))
-    return 0
+class NotMeasured(ValueError):
+    """Model and adapters are good, and yet nothing could be measured."""
 
 
-def run_bench(model: str | None, adapters: Sequence[str] = (), tokens: int = 48, rounds: int = 3, against: str | None = None) -> dict[str, Any]:
+class MissingPackages(ImportError):
+    """What the comparison needs is not installed."""
+
+
+def run_bench(
+    model: str | None, adapters: Sequence[str] = (), tokens: int = 48, rounds: int = 3, against: str | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
     """Median decode speeds [tokens/s] of one chat without and with an adapter and of four chats with four mixes, and the step split [ms].
 
     Needs at least one adapter for the second and third; without `model` the sample adapters are taken. Raises ValueError, OSError,
-    ImportError (no transformers or peft for `against`).
+    NotMeasured, MissingPackages (no transformers or peft for `against`).
     """
+    if against and (missing := [name for name in PEFT_PACKAGES if importlib.util.find_spec(name) is None]):
+        raise MissingPackages(f"--against peft needs {' and '.join(missing)}, not installed here: {sys.executable} -m pip install {' '.join(missing)}")
     from .engine import Engine
     from .machine import use_cores
     use_cores()
     events: list[Any] = []
     engine = Engine(events.append)
+    progress("loading the model")
     info = engine.load_model(LoadModel(model, device="cpu", dtype="fp32", slots=CHATS))
-    names = _load_adapters(engine, model, adapters)
+    names = _load_adapters(engine, model, adapters, progress)
     cases = _cases(names)
-    runs: dict[str, Callable[[], tuple[float, dict[str, float]]]] = {
+    runs: dict[str, Run] = {
         name: lambda mixes=mixes: _decode(engine, events, mixes, tokens) for name, mixes in cases.items()}
     if against == "peft":
+        progress("loading transformers + PEFT")
         from .bench_peft import PeftBench
         peft = PeftBench(engine.model, engine.model.store.infos[names[0]].path if names else None)
         runs["base, PEFT"] = lambda: (peft.decode(PROMPT, tokens, adapter=False), {})
         if names:
             runs["1 adapter, PEFT"] = lambda: (peft.decode(PROMPT, tokens, adapter=True), {})
-    return {"model": info.name, "dtype": info.dtype, "threads": info.threads, "tokens": tokens, "rounds": rounds} | _measure(runs, rounds)
+    return {"model": info.name, "dtype": info.dtype, "threads": info.threads, "tokens": tokens, "rounds": rounds} | _measure(runs, rounds, progress)
 
 
-def _measure(runs: dict[str, Callable[[], tuple[float, dict[str, float]]]], rounds: int) -> dict[str, Any]:
+def _measure(runs: dict[str, Run], rounds: int, progress: Callable[[str], None]) -> dict[str, Any]:
     """Every run in turn, `rounds` times after one that does not count, so that a busy moment of the machine hits all alike."""
     speeds: dict[str, list[float]] = {name: [] for name in runs}
     splits: dict[str, dict[str, float]] = {}
     for turn in range(rounds + 1):
         for name, run in runs.items():
+            progress(f"{f'round {turn} of {rounds}' if turn else 'warming up'}: {name}")
             speed, split = run()
             if turn:
                 speeds[name].append(speed)
@@ -94,14 +103,18 @@ def _decode(engine: Engine, events: list[Any], mixes: Sequence[Mix], tokens: int
         began = ended
     failed = next((event for event in events if isinstance(event, RequestFailed)), None)
     if failed or not steps:
-        raise ValueError(failed.message if failed else "the replies were too short to measure; raise --tokens")
+        raise NotMeasured(failed.message if failed else "the replies were too short to measure; raise --tokens")
     return drawn / seconds, {op: statistics.fmean(step.ms_by_op[op] for step in steps) for op in steps[0].ms_by_op}
 
 
-def _load_adapters(engine: Engine, model: str | None, paths: Sequence[str]) -> list[str]:
+def _load_adapters(engine: Engine, model: str | None, paths: Sequence[str], progress: Callable[[str], None]) -> list[str]:
     from ..sample_adapters import sample_adapters
     chosen = list(paths) or ([str(path) for _, path in sample_adapters()] if model is None else [])
-    return [engine.load_adapter(path).name for path in chosen]
+    names = []
+    for path in chosen:
+        progress(f"loading {path}")
+        names.append(engine.load_adapter(path).name)
+    return names
 
 
 def _cases(names: Sequence[str]) -> dict[str, list[Mix]]:
@@ -113,24 +126,26 @@ def _cases(names: Sequence[str]) -> dict[str, list[Mix]]:
     return cases
 
 
-def _lines(result: dict[str, Any]) -> list[str]:
-    lines = [f"{result['model']} · {result['dtype']} · {result['threads']} threads · {result['tokens']} tokens · median of {result['rounds']}"]
-    for name, speed in result["tokens_per_second"].items():
-        lines.append(f"{name:22}{speed:8.1f} tok/s" + (f"   {result['ratio'][name]:.2f} x PEFT" if name in result["ratio"] else ""))
-    for name, split in result["step_ms"].items():
-        lines.append(f"{name:22}{sum(split.values()):8.1f} ms a step: " + ", ".join(f"{op} {ms:.1f}" for op, ms in split.items()))
-    return lines
+def main() -> int:
+    """The program; returns its exit code, after a sentence on standard error when that is not 0."""
+    out, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no part of the answer
+
+    def say(data: dict[str, Any]) -> None:
+        print(json.dumps(data), file=out, flush=True)
+
+    try:
+        say(run_bench(**json.loads(sys.argv[1]), progress=lambda text: say({"progress": text})))
+    except Exception as error:
+        from .failures import out_of_memory, sentence
+        print(sentence(error), file=sys.stderr)
+        return OUT_OF_MEMORY if out_of_memory(error) else _code(error)
+    return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lora-bench bench", description="Decode speed of the engine on this machine's CPU.")
-    parser.add_argument("model", nargs="?", help="GGUF file or Hugging Face folder; none is the default model")
-    parser.add_argument("--lora", action="append", default=[], metavar="PATH", help="an adapter; may be given again")
-    parser.add_argument("--tokens", type=int, default=48, help="tokens of a reply (48)")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, the median counts (3)")
-    parser.add_argument("--against", choices=["peft"], help="also run transformers + PEFT (pip install 'lora-bench[train]')")
-    parser.add_argument("--json", action="store_true")
-    return parser
+def _code(error: Exception) -> int:
+    if isinstance(error, MissingPackages):
+        return WRONG_USAGE
+    return CANNOT_BE_USED if isinstance(error, (ValueError, OSError)) and not isinstance(error, (NotMeasured, DefaultModelError)) else FAILED
 
 
 if __name__ == "__main__":

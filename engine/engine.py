@@ -88,7 +88,7 @@ class Engine:
         return self.model.store.load(path, name)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; its memory is freed when the last request that uses it ends."""
+        """Forget an adapter; its memory is freed when the last request that uses it or waits for it ends."""
         self.model.store.unload(name)
         self._mix = tuple(use for use in self._mix if use.name != name)
 
@@ -107,6 +107,8 @@ class Engine:
         check_sampling(command.sampling)
         ids, _ = prompt_ids(model.tokenizer, model.base.chat_template, command.prompt)
         request = self._request(command.request_id, list(ids), command.mix, command.sampling)
+        model.scheduler.check_fits(request)
+        model.store.expect(request.id, request.mix.names)
         model.scheduler.add(request)
         self._requests[request.id] = request
 
@@ -225,6 +227,8 @@ class Engine:
         """Raises ValueError when a running request cannot have the slots of `mix`; it keeps what it had then."""
         if request.table is not None:
             self.model.store.acquire(mix.names, request.id, f"request {request.id}, whose mix was changed")
+        else:
+            self.model.store.expect(request.id, mix.names)
         request.mix = mix
 
     def _swap_back(self, request: Request, before: TokenMix) -> None:
@@ -254,8 +258,7 @@ class Engine:
         self._emit(RequestFailed(request.id, message, out_of_memory))
 
     def _forget(self, request: Request) -> None:
-        if request.table is not None:
-            self.model.store.release(request.id)
+        self.model.store.release(request.id)
         self.model.scheduler.remove(request)
         del self._requests[request.id]
 

@@ -96,7 +96,7 @@ class LoadAdapter(_Struct):
 
 
 class UnloadAdapter(_Struct):
-    """Forget an adapter and free its memory; waits for the requests that use it."""
+    """Forget an adapter and free its memory; waits for the requests that use it, the waiting ones too."""
 
     name: str
 

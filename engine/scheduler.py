@@ -34,12 +34,15 @@ class Scheduler:
         self.running: list[Request] = []
         self._step_tokens, self._max_running = step_tokens, max_running
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises ValueError, with the numbers, when it cannot fit even alone."""
+    def check_fits(self, request: Request) -> None:
+        """Raises ValueError, with the numbers, when it cannot fit even alone."""
         need = blocks_for(request.limit)
         if need > self.pool.blocks:
             raise ValueError(f"the request needs {need} KV blocks of 16 tokens (prompt {request.prompt_tokens}, up to {request.limit} in all), "
                              f"the memory holds {self.pool.blocks}; shorten the prompt or lower max_tokens")
+
+    def add(self, request: Request) -> None:
+        """Queue a request that fits (see `check_fits`)."""
         self.waiting.append(request)
 
     def next_admitted(self, acquire: Acquire) -> tuple[Request | None, str]:

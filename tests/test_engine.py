@@ -208,6 +208,28 @@ def test_an_adapter_in_use_is_unloaded_after_its_request(bench: Bench) -> None:
         bench.submit(2, mix=(AdapterUse("one"),))
 
 
+def test_an_adapter_that_a_queued_request_needs_is_unloaded_after_it(bench: Bench) -> None:
+    alone = bench.reply((AdapterUse("three"),))
+    bench.submit(1, mix=(AdapterUse("one"), AdapterUse("two")))
+    bench.submit(2, mix=(AdapterUse("three"),))
+    bench.submit(3, mix=(AdapterUse("three"),))
+    bench.run(3)
+    bench.engine.unload_adapter("three")
+    assert bench.of(AdapterUnloading)[0].waiting_for == (2, 3)
+    with pytest.raises(ValueError, match="'three' is being unloaded"):
+        bench.submit(4, mix=(AdapterUse("three"),))
+    with pytest.raises(ValueError, match="already being unloaded; it waits for request 2, 3"):
+        bench.engine.unload_adapter("three")
+    bench.engine.abort(3)
+    bench.run()
+    assert bench.finished(2).ids == alone and [event.name for event in bench.of(AdapterUnloaded)] == ["three"]
+    bench.submit(5, mix=(AdapterUse("one"), AdapterUse("two")))
+    bench.submit(6, mix=(AdapterUse("two"),))
+    bench.engine.unload_adapter("two")
+    bench.engine.set_mix((), (5, 6))
+    assert [event.name for event in bench.of(AdapterUnloaded)] == ["three", "two"], "nobody needs it any more"
+
+
 def test_abort_ends_a_request_at_once_and_frees_what_it_held(bench: Bench) -> None:
     bench.submit(1, mix=(AdapterUse("one"),))
     bench.submit(2)

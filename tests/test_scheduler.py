@@ -66,7 +66,7 @@ def test_the_oldest_waits_for_blocks_and_nobody_overtakes_it() -> None:
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
     scheduler = Scheduler(BlockPool(5), step_tokens=16, max_running=8)
     with pytest.raises(ValueError, match="needs 6 KV blocks .*holds 5"):
-        scheduler.add(_request(0, 75))
+        scheduler.check_fits(_request(0, 75))
 
 
 def test_the_limit_of_running_requests() -> None:
