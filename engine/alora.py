@@ -3,6 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+SHOWN = 16
+"""token ids of one list in a message"""
+
 
 def find_last(ids: Sequence[int], invocation: Sequence[int]) -> int:
     """Index of the first token of the last exact occurrence of `invocation` in `ids`; -1 when there is none or it is empty."""
@@ -18,16 +21,31 @@ def find_last(ids: Sequence[int], invocation: Sequence[int]) -> int:
 
 def nearest_miss(ids: Sequence[int], invocation: Sequence[int], text: Callable[[Sequence[int]], str]) -> str:
     """One clause on why `invocation` was not found: the text is there but tokenised otherwise, or how much of it is there."""
+    ids, invocation = list(ids), list(invocation)
     wanted = text(invocation)
     other = _same_text(ids, wanted, text)
     if other:
-        return f"tokenised as {list(other)} here, expected {list(invocation)}"
-    for size in range(len(invocation) - 1, 0, -1):
-        start = find_last(ids, invocation[:size])
-        if start >= 0:
-            here = list(ids[start:start + len(invocation)])
-            return f"nearest is {here} at token {start}, expected {list(invocation)}"
-    return f"the prompt has none of {list(invocation)}"
+        return f"tokenised as {_cut(other)} here, expected {_cut(invocation)}"
+    start = _longest_beginning(ids, invocation)
+    if start < 0:
+        return f"the prompt has none of {_cut(invocation)}"
+    return f"nearest is {_cut(ids[start:start + len(invocation)])} at token {start}, expected {_cut(invocation)}"
+
+
+def _longest_beginning(ids: Sequence[int], invocation: Sequence[int]) -> int:
+    """Where the most of the beginning of `invocation` stands, the last of such places; -1 when nowhere."""
+    best, longest = -1, 0
+    for start in range(len(ids) - 1, -1, -1):
+        if ids[start] != invocation[0] or ids[start:start + longest + 1] != invocation[:longest + 1]:
+            continue
+        size = next((i for i, (a, b) in enumerate(zip(ids[start:], invocation, strict=False)) if a != b), min(len(ids) - start, len(invocation)))
+        best, longest = start, size
+    return best
+
+
+def _cut(ids: Sequence[int]) -> str:
+    """Token ids for a message."""
+    return str(list(ids)) if len(ids) <= SHOWN else f"[{', '.join(map(str, ids[:SHOWN]))}, … {len(ids)} tokens]"
 
 
 def _same_text(ids: Sequence[int], wanted: str, text: Callable[[Sequence[int]], str]) -> Sequence[int]:

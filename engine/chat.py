@@ -9,7 +9,23 @@ from .tokenizer import Tokenizer
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """noncharacters that no text has: they mark what looks like a special token but came from a message"""
+MAX_CHARACTERS_PER_TOKEN = 64
+"""of a prompt as a whole; text is at 3 to 5, long runs of spaces at 20 to 30"""
 _MARKS = re.compile(f"[{_OPEN}{_CLOSE}]")
+
+
+def check_length(prompt: Prompt, context: int) -> None:
+    """Raise ValueError for a text that cannot fit, before the time is spent to tokenise it."""
+    match prompt:
+        case Chat():
+            size = len(prompt.opening) + sum(len(message.role) + len(message.content) + 1 for message in prompt.messages)
+        case RawText():
+            size = len(prompt.text)
+        case _:
+            size = 0
+    if size > context * MAX_CHARACTERS_PER_TOKEN:
+        raise ValueError(f"the prompt has {size:,} characters, too many for the context of {context} tokens; "
+                         "shorten it or load the model with a larger context")
 
 
 def prompt_ids(tokenizer: Tokenizer, template: str | None, prompt: Prompt) -> tuple[list[int], str]:

@@ -9,7 +9,7 @@ import psutil
 from torch import Tensor
 
 from .blocks import BLOCK_TOKENS, blocks_for
-from .chat import prompt_ids
+from .chat import check_length, prompt_ids
 from .failures import out_of_memory, sentence
 from .loaded import LoadedModel, load_model
 from .mix import TokenMix, check_mix, resolve_mix
@@ -105,6 +105,7 @@ class Engine:
         if command.request_id in self._requests:
             raise DuplicateRequest(f"request {command.request_id} is running already; give every request its own number")
         check_sampling(command.sampling)
+        check_length(command.prompt, model.config.context)
         ids, _ = prompt_ids(model.tokenizer, model.base.chat_template, command.prompt)
         request = self._request(command.request_id, list(ids), command.mix, command.sampling)
         model.scheduler.check_fits(request)

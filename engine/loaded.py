@@ -59,7 +59,8 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
     """Everything a base needs to answer; ModelLoading events on the way.
 
     `make_room` is called, once, if the weights do not fit beside the base loaded now. Raises LoadCancelled,
-    DownloadCancelled, OutOfMemory, ValueError and OSError with a sentence; what was loaded before is not touched then.
+    DownloadCancelled, OutOfMemory, ValueError and OSError with a sentence; what was loaded before is not touched then, unless
+    room had to be made.
     """
     progress = Progress(emit)
     path = command.path

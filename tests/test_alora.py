@@ -39,6 +39,18 @@ def test_miss_names_the_longest_start_that_is_there() -> None:
 
 
 @given(ids, st.lists(st.integers(0, 2), min_size=1, max_size=4))
+def test_a_miss_is_at_the_last_of_the_longest_beginnings(prompt: list[int], invocation: list[int]) -> None:
+    starts = [find_last(prompt, invocation[:size]) for size in range(1, len(invocation))]
+    if find_last(prompt, invocation) < 0 and max(starts, default=-1) >= 0:
+        start = next(start for start in reversed(starts) if start >= 0)
+        assert f" at token {start}, expected" in nearest_miss(prompt, invocation, lambda ids: "?" * len(ids) if ids == invocation else "")
+
+
+def test_long_invocations_are_cut_in_messages() -> None:
+    assert nearest_miss([5] * 40, [5] * 40 + [6], lambda _: "").count("5") < 60
+
+
+@given(ids, st.lists(st.integers(0, 2), min_size=1, max_size=4))
 def test_a_miss_always_has_a_clause(prompt: list[int], invocation: list[int]) -> None:
     if find_last(prompt, invocation) < 0:
         assert nearest_miss(prompt, invocation, _text)

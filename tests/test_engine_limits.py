@@ -16,21 +16,25 @@ from lora_bench.engine.failures import out_of_memory, sentence
 from lora_bench.engine.protocol import (
     MAX_FRAME_BYTES,
     AdapterUse,
+    Chat,
     CommandFailed,
     Event,
     Generate,
     LoadModel,
+    Message,
     Mix,
     MixSet,
     RawText,
     RequestFailed,
     RequestFinished,
+    RequestStarted,
     Sampling,
     Shutdown,
     TokenIds,
     write_frame,
 )
 from lora_bench.engine.service import Inbox, serve
+from lora_bench.engine.tokenizer import Tokenizer
 
 Write = Callable[..., Path]
 PROMPT = TokenIds((5, 6, 7, 8))
@@ -84,6 +88,36 @@ def test_settings_at_their_ends_that_leave_only_the_best_token_are_greedy(base: 
     bench.submit(2, **settings)
     bench.run()
     assert bench.ids(2)[: len(bench.ids(1))] == bench.ids(1)
+
+
+@pytest.mark.parametrize("prompt", [RawText("the " * 5000), Chat((Message("user", "a" * 20_000),), "x"), Chat((Message("", ""),) * 20_000)])
+def test_a_text_far_too_long_is_refused_before_it_is_tokenised(base: Path, prompt: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(base)
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("it was tokenised"))
+    with pytest.raises(ValueError, match="characters, too many for the context of 256 tokens"):
+        bench.submit(1, prompt, max_tokens=1)
+
+
+def test_a_long_request_is_not_overtaken_and_one_slot_serves_four_mixes(base: Path, adapter_folder: Write) -> None:
+    bench = Bench(base, slots=1)
+    for number in range(4):
+        bench.engine.load_adapter(str(adapter_folder(f"a{number}", r=1 + number)), f"a{number}")
+    mixes = [(AdapterUse(f"a{number}"),) for number in range(4)]
+    for number, mix in enumerate(mixes):
+        bench.submit(number, mix=mix, max_tokens=4)
+        bench.run()
+    alone = [bench.ids(number) for number in range(4)]
+    bench.events.clear()
+    for number in range(3):
+        bench.submit(number, TokenIds((5,) * 200), max_tokens=50)
+    bench.submit(3, TokenIds((5,) * 250), max_tokens=100)
+    bench.submit(4, TokenIds((5,) * 250), max_tokens=100)
+    for number in range(5, 13):
+        bench.submit(number, mix=mixes[number % 4], max_tokens=4)
+        bench.run(1)
+    bench.run()
+    assert [event.request_id for event in bench.of(RequestStarted)] == list(range(13)), "first come, first served"
+    assert [bench.ids(number) for number in range(8, 12)] == alone
 
 
 @pytest.mark.parametrize("load,words", [
