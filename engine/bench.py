@@ -112,7 +112,7 @@ def _load_adapters(engine: Engine, model: str | None, paths: Sequence[str], prog
     chosen = list(paths) or ([str(path) for _, path in sample_adapters()] if model is None else [])
     names = []
     for path in chosen:
-        progress(f"loading {path}")
+        progress(f"loading {os.path.basename(path)}")
         names.append(engine.load_adapter(path).name)
     return names
 

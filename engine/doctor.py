@@ -81,16 +81,16 @@ def _gpu() -> dict[str, Any]:
         return {"driver": driver, "devices": [], "why_none": f"PyTorch cannot be imported: {error}"}
     if torch.cuda.is_available():
         devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-        return {"driver": driver, "cuda_of_torch": str(torch.version.cuda),
+        return {"driver": driver, "cuda_of_torch": torch.version.cuda,
                 "devices": [f"{d.name}, {_gib(d.total_memory)} GiB, compute {d.major}.{d.minor}" for d in devices]}
-    return {"driver": driver, "cuda_of_torch": str(torch.version.cuda or "none"), "devices": [], "why_none": _why_no_gpu(torch)}
+    return {"driver": driver, "cuda_of_torch": torch.version.cuda, "devices": [], "why_none": _why_no_gpu(torch)}
 
 
-def _driver() -> str:
+def _driver() -> str | None:
     try:
         return DRIVER_FILE.read_text(errors="replace").splitlines()[0].removeprefix("NVRM version:").strip()
     except (OSError, IndexError):
-        return "none found"
+        return None
 
 
 def _why_no_gpu(torch: Any) -> str:

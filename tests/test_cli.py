@@ -13,8 +13,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from lora_bench.engine import mix
 from lora_bench.workbench import exit_codes, output
-from lora_bench.workbench.arguments import AdapterArgument, UsageError, find_adapter, parse_adapter, parse_size
+from lora_bench.workbench.arguments import (
+    MAX_SCALE,
+    AdapterArgument,
+    UsageError,
+    escape,
+    find_adapter,
+    find_any,
+    find_model,
+    parse_adapter,
+    parse_size,
+    unescape,
+)
 from lora_bench.workbench.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +58,7 @@ def test_adapter_words(text: str, expected: tuple) -> None:
     assert parse_adapter(text) == AdapterArgument(path, name, scale)
 
 
-@pytest.mark.parametrize("text", ["x:nan", "x:inf", "x:-Infinity", "x:1e999", "=x", "n=", "", ":2"])
+@pytest.mark.parametrize("text", ["x:nan", "x:inf", "x:-Infinity", "x:1e999", "x:1e7", "=x", "n=", "", ":2"])
 def test_adapter_words_that_mean_nothing(text: str) -> None:
     with pytest.raises(UsageError, match="--lora"):
         parse_adapter(text)
@@ -60,6 +72,24 @@ def test_a_sample_adapter_is_found_by_name_and_a_path_wins(tmp_path: Path, monke
     assert find_adapter(AdapterArgument("pirate", None, 0.5)).path == "pirate"
     with pytest.raises(UsageError, match="no such file or folder.*pirate"):
         find_adapter(AdapterArgument("parrot", None, 1.0))
+
+
+def test_samples_are_found_where_a_model_or_an_adapter_may_stand() -> None:
+    assert Path(find_any("json")).parent.name == "sample_adapters"
+    with pytest.raises(UsageError, match="nope: no such file or folder.*pirate"):
+        find_any("nope")
+    with pytest.raises(UsageError, match="sample adapter, not a model.*--lora robot"):
+        find_model("robot")
+
+
+def test_the_limit_of_scales_is_the_engines() -> None:
+    assert MAX_SCALE == mix.MAX_SCALE
+
+
+@pytest.mark.parametrize(("typed", "meant"), [
+    (r"a\nb", "a\nb"), (r"a\\nb", r"a\nb"), (r"\t\\", "\t\\"), (r"\x", r"\x"), ("end\\", "end\\"), ("a\nb", "a\nb"), ("<|im_start|>", "<|im_start|>")])
+def test_escapes(typed: str, meant: str) -> None:
+    assert unescape(typed) == meant and unescape(escape(meant)) == meant
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -100,12 +130,13 @@ def test_without_a_terminal_the_workbench_names_chat() -> None:
 @pytest.mark.parametrize("arguments", [
     ["--slot", "3"], ["--slots", "0"], ["chat", "--top-p", "1.5", "-p", "x"], ["chat", "--temp", "nan", "-p", "x"], ["chat", "nowhere.gguf", "-p", "x"],
     ["chat", "--lora", "pirate:nan", "-p", "x"], ["chat", "--lora", "a=pirate", "--lora", "a=json", "-p", "x"], ["chat", "--context", "many", "-p", "x"],
-    ["inspect", "nowhere"], ["inspect"], ["chat", "--device", "tpu", "-p", "x"],
+    ["inspect", "nowhere"], ["inspect"], ["chat", "--device", "tpu", "-p", "x"], ["chat", "-p", ""], ["chat", "-p", " \n"],
+    ["chat", "--temp", "11", "-p", "x"], ["chat", "--lora", "pirate:1e9", "-p", "x"], ["bench", "--rounds", "0"], ["chatter"],
 ])
 def test_wrong_usage_ends_with_2_and_prints_nothing(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     out, err = capfd.readouterr()
-    assert out == "" and err.strip() and "Traceback" not in err
+    assert out == "" and err.startswith("lora-bench: ") and "Traceback" not in err
 
 
 def test_inspect_shows_headers_and_refuses_what_is_no_model(tmp_path: Path, sample_base: Path) -> None:
@@ -121,7 +152,8 @@ def test_inspect_shows_headers_and_refuses_what_is_no_model(tmp_path: Path, samp
 def test_chat_prints_the_reply_alone(sample_base: Path) -> None:
     plain = run("chat", str(sample_base), "--max-tokens", "12", stdin="What is the capital of France?")
     assert plain.returncode == 0, plain.stderr
-    assert "Paris" in plain.stdout and plain.stdout.endswith("\n") and "tok/s" not in plain.stderr
+    assert "Paris" in plain.stdout and plain.stdout.endswith("\n")
+    assert plain.stderr == "" or plain.stderr.startswith("lora-bench: the reply was cut")
     done = run("chat", str(sample_base), "--lora", "pirate:1", "--lora", "certainty", "-p", "What is the capital of France?", "--max-tokens", "12",
                "--json", "--stats")
     assert done.returncode == 0, done.stderr
@@ -130,7 +162,8 @@ def test_chat_prints_the_reply_alone(sample_base: Path) -> None:
     assert reply["stats"]["new_tokens"] == len(reply["ids"]) <= 12
     assert [use["name"] for use in reply["mix"]] == ["pirate", "certainty"]
     assert [a["found"] for a in reply["activations"] if a["adapter"] == "certainty"] == [False]
-    assert "certainty: is off for this reply" in done.stderr and "tok/s" in done.stderr and "pirate: 120/120 modules" in done.stderr
+    assert "certainty: is off for this reply" in done.stderr
+    assert r"--opening '<|im_start|>certainty\n'" in done.stderr and "tok/s" in done.stderr and "pirate: 120/120 modules" in done.stderr
 
 
 def test_a_model_that_cannot_be_used_ends_with_3(tmp_path: Path, sample_base: Path) -> None:

@@ -44,7 +44,7 @@ def test_the_command_prints_it_for_people_and_programs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lora_bench.workbench.cli", "doctor"]
     report = json.loads(subprocess.run([*command, "--json"], env=env, capture_output=True, text=True, check=True).stdout)
     assert report["default_model"]["cached"] is False and report["default_model"]["cache"] == str(tmp_path)
-    assert report["terminal"]["colours"] == "256" and report["terminal"]["interactive"] is False
+    assert report["terminal"]["colours"] == 256 and report["terminal"]["interactive"] is False
     assert {"settings", "log"} <= report["files"].keys()
     text = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     assert f"torch: {torch.__version__}" in text and "sample_run: ok" in text

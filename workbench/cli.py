@@ -5,10 +5,9 @@ import sys
 from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.validators import Number
 
 from . import exit_codes, output
-from .arguments import AdapterArgument, UsageError, find_adapter, find_model, parse_adapter, parse_size
+from .arguments import AdapterArgument, UsageError, Within, find_adapter, find_any, find_model, parse_adapter, parse_size, unescape
 from .terminal import why_no_screen
 
 
@@ -32,7 +31,7 @@ Lora = Annotated[tuple[str, ...], Parameter(name="--lora", negative="", show_def
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where the model runs.")]
 Dtype = Annotated[Literal["auto", "fp32", "bf16", "fp16"], Parameter(help="Number format of the weights in memory.")]
 Context = Annotated[str, Parameter(help="Tokens one chat may hold, for example 4096 or 4k; 0 takes what the model was trained for, at most 8192.")]
-Slots = Annotated[int, Parameter(validator=Number(gte=1, lte=1024), help="Adapters that lie ready on the device at once.")]
+Slots = Annotated[int, Parameter(validator=Within(1, 1024), help="Adapters that lie ready on the device at once.")]
 HostCache = Annotated[str, Parameter(help="Memory for adapters that wait outside the slots, for example 512M or 2G.")]
 Json = Annotated[bool, Parameter(negative="", help="Print one JSON document instead of text.")]
 Words = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
@@ -70,18 +69,18 @@ def chat(
     lora: Lora = (),
     prompt: Annotated[Words, Parameter(name=["--prompt", "-p"], help="What to ask; '-' or nothing reads standard input.")] = None,
     system: Annotated[Words, Parameter(name=["--system", "-s"], help="The system message.")] = None,
-    opening: Annotated[Words, Parameter(help="Text put after the messages instead of the reply's usual start; "
-                                        "special tokens in it count. An aLoRA's invocation is asked for so.")] = None,
-    seed: Annotated[int, Parameter(validator=Number(gte=0, lt=2**63), help="The same seed draws the same noise.")] = 0,
-    temperature: Annotated[float, Parameter(name=["--temperature", "--temp"], validator=Number(gte=0, lte=100),
-                                            help="0 is greedy: always the likeliest token.")] = 0.0,
-    top_k: Annotated[int, Parameter(validator=Number(gte=0), help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[float, Parameter(validator=Number(gt=0, lte=1), help="Keep the likeliest tokens up to this sum.")] = 1.0,
-    min_p: Annotated[float, Parameter(validator=Number(gte=0, lte=1), help="Keep tokens this likely relative to the likeliest.")] = 0.0,
-    repetition_penalty: Annotated[float, Parameter(validator=Number(gt=0, lte=100), help="Above 1: tokens seen before are less likely.")] = 1.0,
-    max_tokens: Annotated[int, Parameter(validator=Number(gte=1), help="The longest reply.")] = 512,
+    opening: Annotated[Words, Parameter(help="Text put after the messages instead of the reply's usual start: special tokens in it "
+                                        "count, \\n is a newline, \\\\ a backslash. An aLoRA's invocation is asked for so.")] = None,
+    seed: Annotated[int, Parameter(validator=Within(0, 2**63 - 1), help="The same seed draws the same noise.")] = 0,
+    temperature: Annotated[float, Parameter(name=["--temperature", "--temp"], validator=Within(0, 10),
+                                            help="0 is greedy: always the likeliest token; at most 10.")] = 0.0,
+    top_k: Annotated[int, Parameter(validator=Within(0, 1_000_000), help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, Parameter(validator=Within(0.01, 1), help="Keep the likeliest tokens up to this sum.")] = 1.0,
+    min_p: Annotated[float, Parameter(validator=Within(0, 1), help="Keep tokens this likely relative to the likeliest.")] = 0.0,
+    repetition_penalty: Annotated[float, Parameter(validator=Within(0.1, 10), help="Above 1: tokens seen before are less likely.")] = 1.0,
+    max_tokens: Annotated[int, Parameter(validator=Within(1, 1_000_000), help="The longest reply, in tokens.")] = 512,
     stop: Annotated[tuple[str, ...], Parameter(negative="", allow_leading_hyphen=True, show_default=False,
-                                               help="End the reply before this text; may be given several times.")] = (),
+                                               help="End the reply before this text (\\n is a newline); may be given several times.")] = (),
     json: Json = False,
     stats: Annotated[bool, Parameter(negative="", help="Say tokens, speed, seed, mix and aLoRA activations on standard error.")] = False,
     context: Context = "0",
@@ -97,16 +96,16 @@ def chat(
     load = p.LoadModel(find_model(model) if model else None, device, dtype, parse_size(context), max(4, len(adapters)))
     roles = [("system", system)] if system else []
     messages = tuple(p.Message(role, words) for role, words in [*roles, ("user", text)])
-    sampling = p.Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_tokens, stop)
-    return ask(Question(load, adapters, p.Chat(messages, opening or ""), sampling, stats, json))
+    sampling = p.Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_tokens, tuple(map(unescape, stop)))
+    return ask(Question(load, adapters, p.Chat(messages, unescape(opening or "")), sampling, stats, json))
 
 
 @app.command
-def inspect(path: Annotated[str, Parameter(help="A base model or an adapter: file or folder.")], /, *, json: Json = False) -> int:
+def inspect(path: Annotated[str, Parameter(help="A base model or an adapter: file, folder, or a sample adapter's name.")], /, *, json: Json = False) -> int:
     """Say what a model or an adapter is, from its header alone."""
     from .engine_tools import show
 
-    return show("inspect", find_model(path), as_json=json)
+    return show("inspect", find_any(path), as_json=json)
 
 
 @app.command
@@ -120,12 +119,23 @@ def doctor(*, json: Json = False) -> int:
     return show("doctor", as_json=json, more=own)
 
 
-@app.command(help_flags=[])
-def bench(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True, help="As `lora-bench bench --help` says.")]) -> int:
-    """Measure speed: base, one adapter, four chats with four mixes."""
-    from .engine_tools import pass_through
+@app.command
+def bench(
+    model: Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; none: the default model with the sample adapters.")] = None,
+    /,
+    *,
+    lora: Annotated[tuple[str, ...], Parameter(name="--lora", negative="", show_default=False,
+                    help="An adapter's path or a sample's name; may be given several times. The scales are the measurement's own.")] = (),
+    tokens: Annotated[int, Parameter(validator=Within(2, 4096), help="Tokens of a reply.")] = 48,
+    rounds: Annotated[int, Parameter(validator=Within(1, 100), help="Measured rounds; the median counts.")] = 3,
+    against: Annotated[Literal["peft"] | None, Parameter(help="Also run transformers + PEFT on the same weights, in turns.")] = None,
+    json: Json = False,
+) -> int:
+    """Measure decode speed on this machine's CPU, in fp32: base, one adapter, four chats with four mixes."""
+    from .speed import report
 
-    return pass_through("bench", *arguments)
+    paths = [find_adapter(AdapterArgument(text, None, 1.0)).path for text in lora]
+    return report(find_model(model) if model else None, paths, tokens, rounds, against, as_json=json)
 
 
 @app.command
@@ -145,32 +155,36 @@ def _adapters(texts: tuple[str, ...]) -> tuple[AdapterArgument, ...]:
 
 
 def _prompt(words: str | None) -> str:
-    if words not in (None, "-"):
-        return words
-    if words is None and sys.stdin.isatty():
+    if words in (None, "-") and not (words is None and sys.stdin.isatty()):
+        try:
+            words = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"standard input is not text in {error.encoding}: {error.reason} at byte {error.start}") from error
+    if not (words or "").strip():
         raise UsageError('there is nothing to ask: give -p "...", or pipe the question into standard input')
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"standard input is not text in {error.encoding}: {error.reason} at byte {error.start}") from error
+    return words
 
 
 def main(tokens: list[str] | None = None) -> int:
     """Run the command line; returns the exit code (the console script hands it to sys.exit)."""
     output.accept_any_text()
     try:
-        return app(sys.argv[1:] if tokens is None else tokens, exit_on_error=False) or exit_codes.OK
-    except CycloptsError:  # it has printed its own words
+        return app(sys.argv[1:] if tokens is None else tokens, exit_on_error=False, print_error=False) or exit_codes.OK
+    except CycloptsError as error:
+        output.warn(f"{error} See {' '.join(('lora-bench', *(error.command_chain or ()), '--help'))}")
         return exit_codes.USAGE
     except UsageError as error:
-        output.narrate(f"lora-bench: {error}")
+        output.warn(str(error))
         return exit_codes.USAGE
     except KeyboardInterrupt:
-        output.narrate("interrupted")
+        output.warn("interrupted")
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
         output.leave_broken_pipe()
         return exit_codes.OK
+    except OSError as error:
+        output.warn(str(error))
+        return exit_codes.ENGINE_ERROR
 
 
 if __name__ == "__main__":

@@ -70,19 +70,20 @@ def as_lines(value: dict, indent: str = "") -> list[str]:
     """Plain data (as from JSON) as readable lines: `key: value`, nested and many-lined values indented below their key."""
     lines = []
     for key, item in value.items():
-        label = f"{indent}{key}:"
+        size = key.endswith("_bytes") and type(item) is int
+        label = f"{indent}{key.removesuffix('_bytes') + '_size' if size else key}:"
         if isinstance(item, dict) and item:
             lines += [label, *as_lines(item, indent + "  ")]
         elif isinstance(item, str) and "\n" in item:
             lines += [label, *(f"{indent}  {line}" for line in item.splitlines())]
         else:
-            lines.append(f"{label} {size_text(item) if key.endswith('bytes') and type(item) is int else _plain(item)}")
+            lines.append(f"{label} {size_text(item) if size else _plain(item)}")
     return lines
 
 
 def _plain(value: object) -> str:
     if isinstance(value, list):
-        return ", ".join(_plain(item) for item in value) or "none"
+        return ", ".join(str(item) if type(item) is int else _plain(item) for item in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

@@ -31,9 +31,10 @@ def why_no_screen() -> str:
     return ""
 
 
-def _colours() -> str:
+def _colours() -> int:
+    """0 where NO_COLOR asks for none."""
     if os.environ.get("NO_COLOR"):
-        return "off (NO_COLOR is set)"
+        return 0
     if os.environ.get("COLORTERM", "") in ("truecolor", "24bit"):
-        return "16 million"
-    return "256" if "256" in os.environ.get("TERM", "") else "16"
+        return 1 << 24
+    return 256 if "256" in os.environ.get("TERM", "") else 16

@@ -1,0 +1,35 @@
+"""`lora-bench bench`: the engine measures itself in a child process; here its progress and figures are shown."""
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from . import engine_tools, exit_codes, output
+from .text import counted
+
+
+def report(model: str | None, adapters: Sequence[str], tokens: int, rounds: int, against: str | None, as_json: bool) -> int:
+    """Measure and print; returns the exit code."""
+    request = {"model": model, "adapters": adapters, "tokens": tokens, "rounds": rounds, "against": against}
+    progress = output.ProgressLine(lines=True)
+    try:
+        result = engine_tools.follow("bench", json.dumps(request), progress.show)
+    except engine_tools.ToolFailed as failed:
+        progress.clear()
+        output.warn(str(failed))
+        return failed.code
+    finally:
+        progress.clear()
+    output.write((json.dumps(result, indent=2) if as_json else "\n".join(_lines(result))) + "\n")
+    return exit_codes.OK
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    threads = counted(result["threads"], "thread")
+    lines = [f"{result['model']} · {result['dtype']} · {threads} · {result['tokens']} tokens · median of {result['rounds']}"]
+    for name, speed in result["tokens_per_second"].items():
+        lines.append(f"{name:22}{speed:8.1f} tok/s" + (f"   {result['ratio'][name]:.2f} x PEFT" if name in result["ratio"] else ""))
+    for name, split in result["step_ms"].items():
+        lines.append(f"{name:22}{sum(split.values()):8.1f} ms a step: " + ", ".join(f"{op} {ms:.1f}" for op, ms in split.items()))
+    return lines
