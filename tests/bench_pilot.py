@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 
 from fake_engine import FakeEngine
+from textual import events
 from textual.pilot import Pilot
 
 from lora_bench.engine import protocol as p
@@ -53,6 +54,12 @@ async def settled(pilot: Pilot) -> None:
     for _ in range(2):  # what is drawn may change how much room there is to draw
         await pilot.app.show()
         await pilot.pause()
+
+
+def send_keys(app: BenchApp, *names: str) -> None:
+    """Keys at machine speed: all are there before the first is looked at."""
+    for name in names:
+        app.post_message(events.Key(name, name if len(name) == 1 else None))
 
 
 async def say(pilot: Pilot, text: str) -> None:

@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import random
+from time import monotonic
 
 import pytest
-from bench_pilot import bench_app, running, say, screen_text, settled, wait_until
+from bench_pilot import bench_app, running, say, screen_text, send_keys, settled, wait_until
 from fake_engine import stats
 from textual import events
 
@@ -15,7 +16,7 @@ from lora_bench.workbench.panels.turn import TurnView
 from lora_bench.workbench.screens.help import HelpScreen
 from lora_bench.workbench.state import StartAdapter
 from lora_bench.workbench.widgets.adapter_list import AdapterList
-from lora_bench.workbench.widgets.ask import Ask
+from lora_bench.workbench.widgets.ask import AskField
 from lora_bench.workbench.widgets.prompt import Prompt
 
 
@@ -226,6 +227,149 @@ async def test_invocation_is_set_shown_and_invoked() -> None:
         assert "certainty on this chat (not part of it)" in screen_text(app).replace("\n", " ") or "⚑ certainty" in screen_text(app)
 
 
+# -- from pane to pane ------------------------------------------------------------------------------
+async def idle(pilot) -> None:
+    """Nothing runs, nor did a moment ago: Esc changes panes."""
+    await wait_until(pilot, lambda: not pilot.app.screen.check_action("stop", ()))
+
+
+async def test_escape_goes_to_the_adapters_and_back_and_keys_follow_at_once() -> None:
+    app = bench_app("words")
+    async with running(app) as pilot:
+        prompt = app.screen.query_one(Prompt)
+        await idle(pilot)
+        send_keys(app, "n", "o", "t", "escape", "j", "space", "escape", "x", "j")
+        await wait_until(pilot, lambda: prompt.text == "notxj")
+        assert not app.state.board["json"].on
+        send_keys(app, "tab", "enter", *"0.5", "enter", "shift+tab", "z")
+        await wait_until(pilot, lambda: prompt.text == "notxjz")
+        await wait_until(pilot, lambda: app.state.board["json"].scale == 0.5)
+
+
+async def test_a_burst_of_keys_acts_in_its_order() -> None:
+    app = bench_app("a")
+    async with running(app) as pilot:
+        prompt = app.screen.query_one(Prompt)
+        send_keys(app, *"one", "ctrl+j", *"two", "ctrl+u", *"six", "ctrl+a", "x", "enter", *"next")
+        await wait_until(pilot, lambda: prompt.text == "next")
+        await wait_until(pilot, lambda: app.engine.of(p.Generate))
+        assert app.engine.of(p.Generate)[-1].prompt.messages[-1].content == "one\nxsix"
+        await pilot.press("ctrl+u", "tab")
+        send_keys(app, "enter", *"9", "ctrl+u", *"0.25", "enter", "j", "space", "escape")
+        await wait_until(pilot, lambda: app.state.board["pirate"].scale == 0.25 and not app.state.board["json"].on)
+
+
+async def test_tab_goes_by_panes_not_by_replies() -> None:
+    app = bench_app("a", "b")
+    async with running(app) as pilot:
+        await say(pilot, "one")
+        await say(pilot, "two")
+        seen = []
+        for _ in range(4):
+            await pilot.press("tab")
+            seen.append(type(app.screen.focused).__name__)
+        assert seen == ["AdapterList", "TurnView", "Prompt", "AdapterList"]
+        await pilot.press("f9")
+        assert isinstance(app.screen.focused, Prompt), "the pane that had the focus is folded"
+
+
+async def test_escape_right_after_a_reply_ended_does_not_move_the_focus() -> None:
+    app = bench_app("words")
+    async with running(app) as pilot:
+        await say(pilot, "x")
+        app.screen._ended_at = monotonic() + 100
+        await pilot.press("escape")
+        assert isinstance(app.screen.focused, Prompt) and not app.engine.of(p.Abort)
+
+
+async def test_what_cannot_be_sent_stays_in_the_prompt_and_a_hint_ends_with_the_next_key() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        prompt = app.screen.query_one(Prompt)
+        send_keys(app, *"hi", "enter", *"next", "enter")
+        await wait_until(pilot, lambda: "Esc stops it" in app.state.hint)
+        assert prompt.text == "next"
+        await pilot.press("x")
+        assert app.state.hint == ""
+        await pilot.press("enter")
+        await wait_until(pilot, lambda: app.state.hint)
+        app.engine.emit(p.RequestFinished(1, "stop", stats(1)))
+        await settled(pilot)
+        assert app.state.hint == "", "the state it spoke of is over"
+        await say(pilot, "/nonsense")
+        assert prompt.text == "/nonsense"
+
+
+async def test_ctrl_c_stops_copies_and_never_leaves() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        await pilot.press("a", "b", "ctrl+c")
+        assert "Ctrl+Q leaves" in app.state.hint
+        app.screen.query_one(Prompt).select_all()
+        await pilot.press("ctrl+c")
+        assert app.state.hint == "copied" and app.clipboard == "ab"
+        app.screen.query_one(Prompt).clear()
+        await say(pilot, "x")
+        app.engine.emit(p.RequestStarted(1, 9), p.TextDelta(1, "half", 1))
+        await settled(pilot)
+        await pilot.press("ctrl+c", "ctrl+c")
+        assert p.Abort(1) in app.engine.of(p.Abort) and app.is_running
+
+
+async def test_letters_typed_while_the_screen_is_too_small_stand_in_the_prompt_later() -> None:
+    app = bench_app()
+    async with running(app, 20, 5) as pilot:
+        await pilot.press("h", "i")
+        await pilot.resize_terminal(100, 30)
+        await settled(pilot)
+        assert app.screen.query_one(Prompt).text == "hi"
+        await pilot.press("g")
+        assert app.screen.query_one(Prompt).text == "hig"
+
+
+async def test_an_alora_that_is_switched_on_says_what_makes_it_act() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        await pilot.press("tab", "down", "down", "space")
+        await settled(pilot)
+        assert "acts only after its invocation: v invokes it" in app.state.hint
+        assert "aLoRA" in screen_text(app) and "acts only after its" in screen_text(app)
+
+
+async def test_a_load_says_what_is_happening_before_the_engine_does() -> None:
+    app = bench_app(answers=False)
+    async with running(app) as pilot:
+        await settled(pilot)
+        shown = screen_text(app)
+        assert "The engine is starting" in shown and "3 adapters to read" in shown and "Ctrl+O" not in shown
+        app.engine.emit(p.ModelLoading("download", "x.whl", 31 << 20, 93 << 20))
+        await settled(pilot)
+        shown = screen_text(app)
+        assert "33%" in shown and "31.0 MiB of 93.0 MiB" in shown and "Esc cancels" in shown
+
+
+async def test_a_folder_of_adapters_adds_each_and_the_cursor_goes_to_the_first(tmp_path) -> None:
+    for step in ("checkpoint-400", "checkpoint-800"):
+        (tmp_path / step).mkdir()
+        (tmp_path / step / "adapter_config.json").write_text("{}")
+    app = bench_app()
+    async with running(app) as pilot:
+        await pilot.press("tab", "a")
+        app.screen.query_one("#ask-field").value = str(tmp_path)
+        await pilot.press("enter")
+        await wait_until(pilot, lambda: "checkpoint-800" in app.state.board.names)
+        await settled(pilot)
+        assert app.screen.query_one(AdapterList).current.name == "checkpoint-400"
+
+
+async def test_help_opens_everywhere_and_explains_the_words() -> None:
+    app = bench_app()
+    async with running(app, 160, 100) as pilot:
+        await pilot.press("f4", "f1")
+        await pilot.pause()
+        assert isinstance(app.screen, HelpScreen) and "Engine screen" in screen_text(app) and "‖ΔW‖" in screen_text(app)
+
+
 # -- the rest of the screen -----------------------------------------------------------------------
 async def test_the_engine_dies_and_is_started_again_from_its_card() -> None:
     app = bench_app()
@@ -260,20 +404,21 @@ def test_every_binding_has_an_id_of_its_own_and_a_line_of_help() -> None:
     ids = [binding.id for pane in KEYS for binding in bindings(pane)]
     assert len(ids) == len(set(ids)) and all(ids)
     assert all(key.help and key.label for keys in KEYS.values() for key in keys)
-    others = [binding for owner in (Ask, HelpScreen) for binding in owner.BINDINGS]
+    others = [binding for owner in (AskField, HelpScreen) for binding in owner.BINDINGS]
     assert all(binding.id and binding.tooltip for binding in others)
 
 
 async def test_every_binding_of_the_screen_is_in_the_palette_and_does_what_it_says() -> None:
-    app = bench_app()
+    app = bench_app("words")
     async with running(app) as pilot:
-        await wait_until(pilot, lambda: app.screen.check_action("focus_adapters", ()))
+        await say(pilot, "x")
+        await idle(pilot)
         commands = {command.title: command for command in app.get_system_commands(app.screen)}
         for pane in app.screen.PALETTE_PANES:
             for key in KEYS[pane]:
                 acts = pane != "bench" or key.action not in ("stop", "focus_prompt")  # Esc does one of three things
-                assert (f"{key.label}  ({key.keys})" in commands) == acts
-        await commands["Bypass  (m)"].callback()
+                assert (f"{key.help}  ({key.keys})" in commands) == acts
+        await next(command for title, command in commands.items() if title.endswith("(m)")).callback()
         await settled(pilot)
         assert last_mix(app) == ()
 

@@ -246,7 +246,7 @@ def test_activations_are_told_under_the_reply() -> None:
     bench.control.ask("x")
     bench.tell(p.RequestStarted(1, 9, (p.Activation("c", True, 5, 3, "«<|judge|>»"), p.Activation("d", False, -1, 2, "nearest: «<|jud»"))))
     lines = [line.plain for line in meter_lines(bench.reply)]
-    assert "acts from token 5" in lines[1] and "d is off · nearest" in lines[2]
+    assert "acts from token 5" in lines[1] and "d did not act: v on it" in lines[2] and "nearest" in lines[2]
 
 
 def test_the_notes_of_a_model_and_of_an_adapter_are_told() -> None:

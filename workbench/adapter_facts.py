@@ -17,7 +17,7 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
     scale = setting.scale if setting else 1.0
     lines = [
         clean_line(info.name, width),
-        f"{clean_line(info.format, 24)} · r{_many(info.ranks)} · {clean_line(info.dtype, 12)}{' · rsLoRA' if info.rslora else ''}",
+        f"{clean_line(info.format, 24)} · r{_many(info.ranks)} · {clean_line(info.dtype, 12)}{' · rsLoRA' if info.rslora else ''}{' · aLoRA' if info.invocation else ''}",
         _effective(info, scale),
         f"{info.matched}/{info.total} modules {'✓ all' if info.matched == info.total else '⚠ the rest has no place here'}",
         " " + " ".join(f"{clean_line(kind, 24)}×{layers}" for kind, layers in list(info.targets.items())[:12]),

@@ -18,7 +18,7 @@ from textual.screen import Screen
 from ..engine.protocol import Event, LoadModel, ModelFailed, ModelLoaded, ModelLoading
 from .backends.backend import Backend
 from .control import Control
-from .keys import KEYS, bindings
+from .keys import KEYS, PANE_TITLES, bindings
 from .screens.bench import BenchScreen
 from .screens.engine import EngineScreen
 from .state import BenchState, StartAdapter
@@ -83,6 +83,8 @@ class BenchApp(App[None]):
     async def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Key):
             self._key_at = monotonic()
+        if isinstance(event, events.Key | events.MouseDown) and not event.is_forwarded and self.state.hint:
+            self.state.hint, self._stale = "", 2  # it spoke of the key before
         await super().on_event(event)
 
     async def _tick(self) -> None:
@@ -159,6 +161,13 @@ class BenchApp(App[None]):
     def action_open_model(self) -> None:
         self.open_load_screen()
 
+    def action_help(self) -> None:
+        from .screens.help import HelpScreen
+
+        top = self.screen
+        if not isinstance(top, HelpScreen):
+            self.push_screen(HelpScreen(top.pane() if isinstance(top, BenchScreen) else getattr(top, "PALETTE_PANES", ("app",))[0]))
+
     def action_interrupt(self) -> None:
         """Ctrl+C copies a selection; without one it stops what runs, and never leaves."""
         selected = getattr(self.focused, "selected_text", "") or self.screen.get_selected_text() or ""
@@ -191,8 +200,8 @@ class BenchApp(App[None]):
             target = self._target(screen, pane)
             for key in KEYS[pane]:
                 if target is not None and target.check_action(key.action.partition("(")[0], ()) is not False:
-                    yield SystemCommand(f"{key.label}  ({key.keys})", key.help, self._runner(screen, pane, key.action))
-        yield SystemCommand("Theme", "Choose the colours", self.action_change_theme)
+                    yield SystemCommand(f"{key.help}  ({key.keys})", f"{PANE_TITLES[pane]}: {key.label}", self._runner(screen, pane, key.action))
+        yield SystemCommand("Choose the colours", "Anywhere: Theme", self.action_change_theme)
 
     def _target(self, screen: Screen, pane: str) -> DOMNode | None:
         return screen.action_target(pane) if hasattr(screen, "action_target") else self

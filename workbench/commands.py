@@ -36,14 +36,16 @@ def _set(control: Control, rest: str) -> str:
     try:
         number = kind(value)
     except ValueError:
-        raise ValueError(f"/set {name} takes {'a whole number' if kind is int else 'a number'}, not {value or 'nothing'}") from None
+        raise ValueError(f"{name} takes {'a whole number' if kind is int else 'a number'}, not {value or 'nothing'}") from None
     if not low <= number <= high:
-        raise ValueError(f"{name} lies between {low:g} and {high:g}")
+        raise ValueError(f"{name} lies between {low:,} and {high:,}")
     control.set_sampling(**{name: number})
     return f"{name} = {number:g}{_greedy_hint(control, name)}"
 
 
 def _set_stop(control: Control, value: str) -> str:
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+        value = value[1:-1]
     text = value.replace("\\n", "\n").replace("\\t", "\t")
     stops = (*control.sampling.stop, text) if text else ()
     if len(stops) > MAX_STOPS:
@@ -75,9 +77,9 @@ def settings_text(control: Control) -> str:
     """Sampling, system message and mix as they are."""
     sampling = control.sampling
     values = " · ".join(f"{name} {getattr(sampling, name):g}" for name in _SETTINGS if name != "stop")
-    stops = f" · stop {', '.join(map(repr, sampling.stop))}" if sampling.stop else ""
+    stops = f" · stop {', '.join(map(repr, sampling.stop)) or 'none'}"
     mode = " (greedy)" if sampling.temperature == 0 else ""
-    return f"{values}{stops}{mode}\nsystem: {control.system or 'none'}\nmix: {mix_text(control.state.mix())}"
+    return f"{values}{stops}{mode}\ntop_k 0, top_p 1, min_p 0 and repetition_penalty 1 change nothing\nsystem: {control.system or 'none'}\nmix: {mix_text(control.state.mix())}"
 
 
 _SETTINGS = {

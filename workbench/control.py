@@ -124,8 +124,10 @@ class Control:
         """Let an aLoRA act on this chat by its invocation; the reply stands beside the chat and is not part of it."""
         info = self.state.adapters.get(name)
         history = history_of(self.state.items, self.system)
-        if not info or not info.invocation:
-            self.state.hint = f"{name} has no invocation; f sets one"
+        if not info:
+            self.state.hint = f"{name} is not loaded now"
+        elif not info.invocation:
+            self.state.hint = f"{name} is no aLoRA: it has no invocation; f sets one"
         elif not history:
             self.state.hint = f"there is no chat yet for {name} to act on"
         elif not self._busy():
@@ -149,7 +151,7 @@ class Control:
             again = replace(self._version(last.history, sampling), opening=last.opening, invoked=last.invoked)
             again.mix = last.mix if last.invoked else again.mix
             if sampling.temperature == 0 and _same(again, last):
-                self.state.hint = "greedy decoding gives the same reply for the same mix: change the mix, or g to sample"
+                self.state.hint = "greedy decoding gives the same reply for the same mix: change the mix, or sample: /set temperature 0.7"
                 return False
             turn.add(again)
             self._send_waiting()
@@ -170,6 +172,8 @@ class Control:
     def new_chat(self) -> None:
         self.stop()
         self.state.items.clear()
+        if self.system:
+            self.state.hint = f"a new chat; the system message stays: {self.system}"
 
     def toggle_sampling(self) -> None:
         warm = self.sampling.temperature == 0

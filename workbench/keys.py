@@ -21,6 +21,7 @@ class Key:
 
 KEYS: dict[str, tuple[Key, ...]] = {
     "app": (
+        Key("f1", "help", "Help", "What the keys and the words of this screen mean", footer=True),
         Key("ctrl+q", "quit", "Quit", "Leave; the engine ends with the screen", priority=True),
         Key("ctrl+o", "open_model", "Open model", "Open another base model; adapters and chat stay"),
         Key("ctrl+e", "restart_engine", "Restart engine", "Start the engine again with the same model, adapters, pins and mix"),
@@ -28,7 +29,6 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("ctrl+z", "suspend_process", "Suspend", "Back to the shell; fg comes back here", priority=True),
     ),
     "bench": (
-        Key("f1", "help", "Help", "What the keys of the focused pane do", footer=True),
         Key("f9", "panels", "Panels", "Fold the side panels; on a narrow terminal, lay the adapters over the chat", footer=True),
         Key("f4", "engine", "Engine", "Slots, KV memory, step times and events on the whole screen; Esc comes back", footer=True),
         Key("escape", "stop", "Stop", "Stop the reply, or the load of a model; what was said is kept", footer=True, priority=True),
@@ -57,8 +57,8 @@ KEYS: dict[str, tuple[Key, ...]] = {
     ),
     "adapters": (
         Key("space", "toggle", "On/off", "Switch the adapter on or off", footer=True),
-        Key("left,h", "nudge(-0.05)", "-0.05", "Scale down by 0.05", footer=True, display="←"),
-        Key("right,l", "nudge(0.05)", "+0.05", "Scale up by 0.05", footer=True, display="→"),
+        Key("left,h", "nudge(-0.05)", "Scale", "Scale down by 0.05", footer=True, display="←→"),
+        Key("right,l", "nudge(0.05)", "+0.05", "Scale up by 0.05"),
         Key("shift+left,H", "nudge(-0.5)", "-0.5", "Scale down by 0.5"),
         Key("shift+right,L", "nudge(0.5)", "+0.5", "Scale up by 0.5"),
         Key("ctrl+left", "nudge(-0.01)", "-0.01", "Scale down by 0.01"),
@@ -73,7 +73,7 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("x", "unload", "Unload", "Forget the adapter and free its memory"),
         Key("i", "details", "Details", "Show all facts of the adapter in the chat"),
         Key("f", "invocation", "Invocation", "Set the aLoRA invocation string; empty makes it a plain LoRA"),
-        Key("v", "invoke", "Invoke", "Let this aLoRA act on the chat by its invocation"),
+        Key("v", "invoke", "Invoke", "Let this aLoRA act on the chat by its invocation", footer=True),
         Key("u", "undo", "Undo", "Take back the last change of the mix"),
         Key("U", "redo", "Redo", "Do again what was taken back"),
         Key("up,k", "cursor(-1)", "Up", "The adapter above"),

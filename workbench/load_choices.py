@@ -8,7 +8,7 @@ from ..engine.protocol import LoadModel, ModelFailed
 from .arguments import UsageError, parse_size
 from .model_scan import Found
 from .settings import Recent
-from .text import clean_line, size_text
+from .text import clean_line, counted, size_text
 
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
 BYTES = {"auto": 4, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -84,6 +84,6 @@ def memory_line(plan: dict[str, Any], options: dict[str, str]) -> str:
     need, free = weights + kv, plan["available_bytes"]
     fits = "fits" if need < free else "DOES NOT FIT"
     where = "of GPU memory" if load.device == "cuda" else f"of {size_text(free)} free: {fits}"
-    return (f"{plan['architecture']} · {plan['layers']} layers · {types} · {size_text(plan['file_bytes'])} on disk\n"
+    return (f"{plan['architecture']} · {counted(plan['layers'], 'layer')} · {types} · {size_text(plan['file_bytes'])} on disk\n"
             f"weights {size_text(weights)} + a full chat of {tokens} tokens {size_text(kv)} = {size_text(need)} {where}; "
             f"adapters up to {size_text(load.host_cache_bytes)} more")

@@ -30,6 +30,13 @@ def pasted_paths(text: str) -> tuple[list[Path], str]:
     return paths, ""
 
 
+def adapters_in(path: Path) -> list[Path]:
+    """The adapter folders right below a folder that is none itself, as a training run leaves them; else the path."""
+    if not path.is_dir() or (path / "adapter_config.json").exists():
+        return [path]
+    return sorted(file.parent for file in path.glob("*/adapter_config.json"))[:_MOST] or [path]
+
+
 def _path(word: str) -> Path | None:
     if word.startswith("file://"):
         word = unquote(urlsplit(word).path)

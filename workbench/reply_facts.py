@@ -16,10 +16,11 @@ def meter_lines(version: Version) -> list[Content]:
     style = "$text-error" if version.phase in ("failed", "lost") else "$foreground 60%"
     lines = [Content.assemble((clean_line(_figures(version), 600), style))]
     for activation in version.activations:
-        where = f"acts from token {activation.start}" if activation.found else "is off"
         mark = "" if activation.found else "$text-warning"
-        way = "" if activation.found or version.invoked else " · v on it in the adapter list invokes it"
-        text = f"⚑ {activation.adapter} {where} · {activation.detail}{way}"
+        if activation.found:
+            text = f"⚑ {activation.adapter} acts from token {activation.start} · {activation.detail}"
+        else:
+            text = f"⚑ {activation.adapter} did not act: v on it in the adapter list lets it act on this chat · {activation.detail}"
         lines.append(Content.assemble((clean_line(text, 300), mark or "$foreground 60%")))
     return lines
 

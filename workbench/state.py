@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 from ..engine import protocol as p
 from .happenings import event_line
@@ -64,6 +65,8 @@ class BenchState:
     events: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     last_eviction: LoggedEvent | None = None
     _last_line_of: tuple[type, object] = (type(None), "")
+    _used: set[str] = field(default_factory=set)
+    """adapters whose use was said since the slots last changed"""
 
     @property
     def model(self) -> p.ModelInfo | None:
@@ -109,7 +112,8 @@ class BenchState:
 
     def apply(self, event: p.Event) -> None:
         """Fold one event of the engine in."""
-        if line := event_line(event):
+        before = self.engine
+        if (line := event_line(event)) and not self._said_already(event):
             if isinstance(event, p.AdapterLoaded) and self._last_line_of == (p.HostLoaded, event.adapter.name):
                 self.events.pop()  # the same arrival, said with the modules that match
             self._last_line_of = (type(event), getattr(event, "adapter", ""))
@@ -121,6 +125,20 @@ class BenchState:
             fold(event)
         if self.engine in ("idle", "generating"):
             self.engine = "generating" if self.running else "idle"
+        if self.engine != before:
+            self.hint = ""  # it spoke of a state that is over
+
+    def _said_already(self, event: p.Event) -> bool:
+        """Every rescaling uses the adapters again: said once. A mix that follows a mix takes the place of its line."""
+        if isinstance(event, p.SlotLoaded | p.SlotEvicted):
+            self._used.clear()
+        if isinstance(event, p.SlotTouched):
+            known = event.adapter in self._used
+            self._used.add(event.adapter)
+            return known
+        if isinstance(event, p.MixSet) and self._last_line_of[0] is p.MixSet and self.events:
+            self.events.pop()
+        return False
 
     # -- model and process ----------------------------------------------------------------------
     def _on_EngineStarted(self, event: p.EngineStarted) -> None:
@@ -136,6 +154,8 @@ class BenchState:
         self.snapshot = p.EngineSnapshot(model=event.model)
         self.adapters.clear()
         self.failed.clear()
+        self.steps.clear()
+        self.last_eviction = None
         for note in event.model.notes:
             self.notice(f"{event.model.name}: {note}")
 
@@ -181,7 +201,8 @@ class BenchState:
     def _on_AdapterFailed(self, event: p.AdapterFailed) -> None:
         if event.name in self.board:
             self.failed[event.name] = event.message
-        self.notice(f"adapter {event.name or event.path} was not loaded: {event.message}", "error")
+        name = event.name or (Path(event.path).name if event.path in event.message else event.path)
+        self.notice(f"adapter {name} was not loaded: {event.message}", "error")
 
     def _on_MixSet(self, event: p.MixSet) -> None:
         self.held = next((board for mix, board in reversed(self.sent) if mix == event.mix), self.held)

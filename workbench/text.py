@@ -36,7 +36,7 @@ def size_text(count: int) -> str:
     """Bytes for people: `38.5 MiB`."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
+        if round(value) < 1024 or unit == "GiB":
             break
         value /= 1024
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"

@@ -7,11 +7,12 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Static
 
+from ...sample_adapters import sample_adapters
 from ..adapter_facts import fact_lines
 from ..control import Control
 from ..keys import bindings
 from ..mixboard import parse_scale, scale_text
-from ..paste import pasted_paths
+from ..paste import adapters_in, pasted_paths
 from ..state import StartAdapter
 from ..text import clean_line
 from ..widgets.adapter_list import AdapterList
@@ -54,9 +55,10 @@ class AdaptersPanel(Vertical):
     def show(self) -> None:
         state = self._control.state
         on_now, total = len(state.mix()), len(state.board.names)
-        mode = "BYPASSED: base only" if state.board.now.bypass else f"solo: {state.board.now.solo}" if state.board.now.solo else ""
+        board = state.board.now
+        count = "BYPASSED: base only" if board.bypass else f"solo: {board.solo}" if board.solo else f"{on_now} on / {total}"
         reading = f"reading {len(state.wanted)}" if state.wanted and state.model else ""
-        facts = "  ".join(filter(None, (f"{on_now} on / {total}", mode, reading)))
+        facts = "  ".join(filter(None, (count, reading)))
         self.query_one("#adapters-title", Static).update(title("ADAPTERS", clean_line(facts)), layout=False)
         self.query_one(AdapterList).show(state)
         self._show_details()
@@ -134,15 +136,18 @@ class AdaptersPanel(Vertical):
         self.query_one(Ask).ask(f"scale of {name}", scale_text(self._control.state.board[name].scale), take)
 
     def action_add(self, text: str = "") -> None:
-        self.query_one(Ask).ask("add adapters: path of a folder or file", text, self.add_paths)
+        self.query_one(Ask).ask("add adapters: path of a folder or file, or a sample's name", text, self.add_paths)
 
     def add_paths(self, text: str) -> str | None:
         """Ask the engine for the adapters at these paths; a sentence when one is not there."""
-        paths, problem = pasted_paths(text)
+        sample = dict(sample_adapters()).get(text.strip())
+        paths, problem = ([sample], "") if sample else pasted_paths(text)
         if problem:
             return problem
-        for path in paths:
-            self._control.add_adapter(StartAdapter(str(path)))
+        for folder in paths:
+            for path in adapters_in(folder):
+                self._control.add_adapter(StartAdapter(str(path)))
+        self.query_one(AdapterList).follow_new()
         self.post_message(self.Changed())
         return None
 

@@ -26,6 +26,13 @@ class ItemView(Vertical, can_focus=True):
     class Restart(Message):
         """The card of a dead engine was answered: start again."""
 
+    class Copied(Message):
+        """So many characters are on the clipboard."""
+
+        def __init__(self, characters: int) -> None:
+            super().__init__()
+            self.characters = characters
+
     def __init__(self, item: Item) -> None:
         super().__init__(classes="item")
         self.item = item
@@ -43,7 +50,9 @@ class ItemView(Vertical, can_focus=True):
         """Only a turn has versions."""
 
     def action_copy(self) -> None:
-        self.app.copy_to_clipboard(clean(self.copied()))
+        text = clean(self.copied())
+        self.app.copy_to_clipboard(text)
+        self.post_message(self.Copied(len(text)))
 
     def action_card(self) -> None:
         if isinstance(self.item, Notice) and self.item.kind == "engine" and not self.item.resolved:

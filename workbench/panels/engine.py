@@ -52,7 +52,7 @@ class SlotsPanel(Panel):
         slots, host = state.snapshot.slots, state.snapshot.host
         used = sum(bool(slot.adapter) for slot in slots)
         lines: list[Line] = [title("SLOTS", f"{used}/{len(slots)}")]
-        lines += [self._slot(slot, state.idle_seconds(slot)) for slot in slots] or ["no model yet"]
+        lines += [self._slot(slot, state.idle_seconds(slot)) for slot in slots] or ["the engine is gone" if state.engine == "gone" else "no model yet"]
         if host.limit_bytes:
             lines.append(f"host {len(host.adapters)} · {size_text(host.used_bytes)} of {size_text(host.limit_bytes)}")
             composed = f" · adapters joined {size_text(state.snapshot.composed_bytes)}" if state.snapshot.composed_bytes else ""
@@ -65,7 +65,7 @@ class SlotsPanel(Panel):
         if not slot.adapter:
             return Content.assemble((f"G{slot.slot} · free ·", "$foreground 60%"))
         state = "in use" if slot.users else f"{_age(idle)} idle"
-        facts = f"r{slot.rank:<3} {size_text(slot.bytes):>8} {state}{' pinned' if slot.pinned else ''}"
+        facts = f"r{slot.rank:<3} {size_text(slot.bytes):>8} {state}{' ▪' if slot.pinned else ''}"
         room = max(self.columns - len(facts) - 4, 6)
         return Content(f"G{slot.slot} {clean_line(slot.adapter, room):<{room}} {facts}")
 

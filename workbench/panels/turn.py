@@ -57,8 +57,10 @@ class TurnView(ItemView):
     def _head(self) -> Content:
         turn, version = self._turn, self._turn.version
         made_by = mix_text(version.mix)
+        if version.splices:
+            made_by += f" → {mix_text(version.mix_now)}"
         if version.invoked:
-            made_by = f"⚑ {version.invoked} on this chat (not part of it): {made_by}"
+            made_by = f"⚑ {made_by} was invoked on the chat; what it says is not part of it"
         count = f"   ◂ {turn.shown + 1}/{len(turn.versions)} ▸" if len(turn.versions) > 1 else ""
         return Content.assemble((clean_line(made_by, 300), "bold"), (count, "$accent"))
 

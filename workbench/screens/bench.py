@@ -9,7 +9,6 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.dom import DOMNode
 from textual.screen import Screen
-from textual.widget import Widget
 from textual.widgets import Footer, Static
 
 from ..commands import run_command
@@ -19,12 +18,11 @@ from ..keys import bindings
 from ..panels.adapters import AdaptersPanel
 from ..panels.chat import ItemView, Transcript
 from ..panels.engine import EventsPanel, KvPanel, Panel, SlotsPanel, StepsPanel, status_line
-from ..text import clean_line, size_text
+from ..text import clean_line, counted, size_text
 from ..widgets.adapter_list import AdapterList
-from ..widgets.ask import Ask
+from ..widgets.ask import AskField
 from ..widgets.prompt import Prompt
 from .engine import EngineScreen
-from .help import HelpScreen
 
 TOO_SMALL = "terminal too small: at least 20×6, better 80×24"
 JUST_ENDED_S = 0.7
@@ -149,6 +147,11 @@ class BenchScreen(Screen):
     async def _card_answered(self) -> None:
         await self.app.run_action("restart_engine")
 
+    @on(ItemView.Copied)
+    async def _copied(self, event: ItemView.Copied) -> None:
+        self.control.state.hint = f"copied {counted(event.characters, 'character')}"
+        await self.show_rest()
+
     @on(Prompt.TooLong)
     async def _too_long(self, event: Prompt.TooLong) -> None:
         self.control.state.hint = f"not pasted: {size_text(event.size)} of text, a message holds {size_text(MAX_PROMPT)}"
@@ -159,25 +162,22 @@ class BenchScreen(Screen):
         state, prompt = self.control.state, self.query_one(Prompt)
         state.hint = ""
         if event.text.startswith("/"):
-            self._command(event.text.strip())
-            prompt.taken(event.text)
-        elif self.control.ask(event.text):
-            prompt.taken(event.text)
+            done = self._command(event.text.strip())
         else:
-            prompt.put_back(event.text)
+            done = self.control.ask(event.text)
+        (prompt.taken if done else prompt.put_back)(event.text)
         self.query_one(Transcript).anchor()
         await self.show()
 
-    def _command(self, line: str) -> None:
+    def _command(self, line: str) -> bool:
         try:
             self.control.state.notice(run_command(self.control, line))
         except ValueError as error:
-            self.control.state.notice(str(error), "error")
+            self.control.state.hint = str(error)
+            return False
+        return True
 
     # -- keys -----------------------------------------------------------------------------------
-    def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self._pane()))
-
     def action_engine(self) -> None:
         self.app.push_screen(EngineScreen(self.control))
 
@@ -186,18 +186,21 @@ class BenchScreen(Screen):
         self.toggle_class("-over" if narrow else "-folded")
         if narrow and self.has_class("-over"):
             self.action_focus_adapters()
-        elif self._pane() == "adapters":
+        elif self.pane() == "adapters":
             self.action_focus_prompt()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
         """Esc stops what runs, else it changes between the prompt and the adapters; in a field it is the field's."""
-        if action not in ("stop", "focus_adapters", "focus_prompt"):
+        if action not in ("stop", "focus_adapters", "focus_prompt", "pane"):
+            return True
+        if isinstance(self.focused, AskField):
+            return False
+        if action == "pane":
             return True
         state = self.control.state
-        asked = isinstance(self.focused, Widget) and any(isinstance(node, Ask) for node in self.focused.ancestors)
         stops = bool(state.running) or state.engine == "loading" or monotonic() - self._ended_at < JUST_ENDED_S
         in_prompt = isinstance(self.focused, Prompt)
-        return not asked and {"stop": stops, "focus_adapters": not stops and in_prompt}.get(action, not stops and not in_prompt)
+        return {"stop": stops, "focus_adapters": not stops and in_prompt}.get(action, not stops and not in_prompt)
 
     def action_stop(self) -> None:
         if not self.control.stop() and self.control.state.engine == "loading":
@@ -228,11 +231,8 @@ class BenchScreen(Screen):
 
     def action_pane(self, by: int) -> None:
         """To the next pane, or the one before: adapters, the last item of the chat, the prompt."""
-        ask = self.query_one(Ask)
-        if ask.display:
-            ask.action_leave()
         panes = ["adapters", "reply", "prompt"] if self.query(ItemView) else ["adapters", "prompt"]
-        here = self._pane()
+        here = self.pane()
         wanted = panes[(panes.index(here) + by) % len(panes)] if here in panes else "prompt"
         if wanted == "adapters":
             self.action_focus_adapters()
@@ -248,7 +248,8 @@ class BenchScreen(Screen):
             return next((view for view in views if view.has_focus), views[-1] if views else None)
         return {"bench": self, "adapters": self.query_one(AdaptersPanel), "prompt": self.query_one(Prompt)}.get(pane, self.app)
 
-    def _pane(self) -> str:
+    def pane(self) -> str:
+        """The pane that has the focus."""
         focused = self.focused
         if isinstance(focused, Prompt):
             return "prompt"

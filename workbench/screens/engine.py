@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from textual.app import ComposeResult
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.dom import DOMNode
 from textual.screen import Screen
 from textual.widgets import Footer, Static
@@ -26,7 +26,7 @@ class EngineScreen(Screen):
 
     def compose(self) -> ComposeResult:
         yield Static("", id="header", markup=False)
-        with Horizontal(id="engine-columns"):
+        with VerticalScroll(id="engine-columns"):
             with VerticalScroll():
                 yield StepsPanel("steps")
                 yield SlotsPanel("slots")

@@ -10,6 +10,19 @@ from textual.widgets import Static
 
 from ..keys import PANE_TITLES, help_lines
 
+WORDS = (
+    ("mix", "The adapters that act, each with its scale: 1 as trained, 0 off, negative pushes the other way"),
+    ("G0, G1, ...", "Slots: places on the device. An adapter must lie in one to act; the one unused longest makes room"),
+    ("host", "Adapters kept in memory outside the slots; disk: to be read from its file again"),
+    ("⚑ aLoRA", "An adapter that acts only behind its invocation, a text at the end of the prompt: v asks for it"),
+    ("▪  S  !", "In the list: pinned; solo; there is a note on it in the details"),
+    ("‖ΔW‖", "How far the adapter moves the weights of each layer, first to last"),
+    ("blocks, bl", "Memory for keys and values, 16 tokens each; a reply reserves what it may need, up to max_tokens"),
+    ("shrink, expand", "The two products that adapters add to a step: x A, then (x A) B"),
+    ("31+1 tok", "In a step: tokens of prompts that are read, and tokens that replies continue from"),
+    ("TTFT", "Time from Enter to the first token"),
+)
+
 
 class HelpScreen(ModalScreen[None]):
     """Lists keys with what they do; Esc closes it."""
@@ -25,9 +38,16 @@ class HelpScreen(ModalScreen[None]):
             for pane in self._panes:
                 yield Static(Content.assemble((PANE_TITLES[pane], "bold $accent")), classes="help-title", markup=False)
                 for keys, text in help_lines(pane):
-                    with Horizontal(classes="help-line"):
-                        yield Static(Content(keys), classes="help-keys", markup=False)
-                        yield Static(Content(text), classes="help-text", markup=False)
+                    yield from self._line(keys, text)
+
+            yield Static(Content.assemble(("Words", "bold $accent")), classes="help-title", markup=False)
+            for word, text in WORDS:
+                yield from self._line(word, text)
+
+    def _line(self, left: str, right: str) -> ComposeResult:
+        with Horizontal(classes="help-line"):
+            yield Static(Content(left), classes="help-keys", markup=False)
+            yield Static(Content(right), classes="help-text", markup=False)
 
     def action_close(self) -> None:
         self.dismiss()

@@ -25,9 +25,11 @@ from ..paste import pasted_paths
 from ..paths import settings_file
 from ..settings import read_settings
 from ..text import clean, clean_line
+from ..widgets.ask import MOST_CHARACTERS
+from ..widgets.keys_in_order import LineField
 from ..widgets.load_progress import progress_text
 
-FIELDS = {"context": "Context", "slots": "Slots", "host_cache": "Host cache"}
+FIELDS = {"context": "Context (0: most)", "slots": "Slots", "host_cache": "Host cache"}
 
 
 class LoadScreen(Screen[None]):
@@ -72,7 +74,8 @@ class LoadScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield Static("Open a base model", id="title", markup=False)
-        yield Input(placeholder="type to filter, or paste the path of a GGUF file or a Hugging Face folder", id="path")
+        yield LineField(placeholder="type to filter, or paste the path of a GGUF file or a Hugging Face folder", id="path",
+                        max_length=MOST_CHARACTERS)
         yield OptionList(id="models", markup=False)
         with Horizontal(id="options"):
             yield from self._pick("device", "Device", ("auto", "cpu", "cuda"), self._last.device)
@@ -81,7 +84,7 @@ class LoadScreen(Screen[None]):
             for (name, label), value in zip(FIELDS.items(), (str(self._last.context), str(self._last.slots), cache), strict=True):
                 with Vertical(classes="option"):
                     yield Static(label, classes="option-label", markup=False)
-                    yield Input(value, id=name, compact=True)
+                    yield LineField(value, id=name, compact=True, max_length=40)
         yield Static(id="memory", classes="fact", markup=False)
         yield Static(id="progress", classes="fact", markup=False)
         yield Static(id="problem", classes="fact", markup=False)
@@ -123,6 +126,9 @@ class LoadScreen(Screen[None]):
         self._fill()
         if path := self._typed_path():
             self._look_at(path)
+        elif not self._shown:  # the facts of the model before would stand under other words
+            self._header_of = self._plan = None
+            self.query_one("#memory", Static).update("no such path, and no model here has these words in its name")
 
     @on(Input.Submitted, "#path")
     def _typed(self, event: Input.Submitted) -> None:
@@ -240,9 +246,11 @@ class LoadScreen(Screen[None]):
         except engine_tools.ToolFailed as failed:
             plan = str(failed)
         if not get_current_worker().is_cancelled:
-            self.app.call_from_thread(self._planned, plan)
+            self.app.call_from_thread(self._planned, path, plan)
 
-    def _planned(self, plan: dict | str) -> None:
+    def _planned(self, path: str, plan: dict | str) -> None:
+        if path != self._header_of:
+            return
         self._plan = plan
         self._show_memory()
 

@@ -50,6 +50,7 @@ def _row(state: BenchState, name: str) -> Row:
     info = state.adapters.get(name)
     flags = "⚑" if info and info.invocation else ""
     flags += "▪" if view and view.pinned else ""
+    flags += "!" if info and info.notes else ""
     flags += "S" if state.board.now.solo == name else ""
     return Row(name, setting.on, state.board.acts(name) and name in state.adapters, setting.scale, place, flags)
 
@@ -82,6 +83,8 @@ class AdapterList(ScrollView, can_focus=True):
         super().__init__(id="adapter-list")
         self.rows: list[Row] = []
         self._empty = ""
+        self._follows = False
+        """the cursor goes to the next adapter that is added"""
         self._dragged: str | None = None
 
     @property
@@ -98,9 +101,15 @@ class AdapterList(ScrollView, can_focus=True):
         if len(rows) != len(self.rows):
             self.virtual_size = Size(1, len(rows))
             self.styles.height = max(len(rows), 1)
+        if self._follows and len(rows) > len(self.rows):
+            self._follows, self.cursor = False, len(self.rows)
         self.rows = rows
         self.cursor = min(self.cursor, max(len(rows) - 1, 0))
         self.refresh()
+
+    def follow_new(self) -> None:
+        """Go to the adapter that is added next."""
+        self._follows = True
 
     def watch_cursor(self) -> None:
         self._keep_cursor_seen()

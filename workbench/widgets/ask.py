@@ -3,24 +3,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widget import Widget
-from textual.widgets import Input, Static
+from textual.widgets import Static
 
 from ..text import clean_line
+from .keys_in_order import LineField
 
 MOST_CHARACTERS = 16_000
 Take = Callable[[str], str | None]
 """Takes the answer; returns a sentence when it will not do."""
 
 
+class AskField(LineField):
+    """Enter gives the answer, Esc leaves, both at the key: what is typed behind them is for the pane that has the focus then."""
+
+    BINDINGS = [Binding("enter", "give", "Set", id="ask.give", tooltip="Take what is in the field"),
+                Binding("escape", "leave", "Leave", id="ask.leave", tooltip="Close the field and change nothing")]
+
+    async def _on_key(self, event: events.Key) -> None:
+        if event.key in ("tab", "shift+tab"):
+            self.parent.leave()
+        if not self.parent.display:
+            event.prevent_default()
+            event.stop()
+            self.app.post_message(events.Key(event.key, event.character))
+
+    def action_give(self) -> None:
+        self.parent.give()
+
+    def action_leave(self) -> None:
+        self.parent.leave()
+
+
 class Ask(Vertical):
     """Hidden until `ask` is called. Enter gives the answer, Esc leaves; the focus then returns to where it was."""
-
-    BINDINGS = [Binding("escape", "leave", "Leave", id="ask.leave", priority=True, tooltip="Close the field and change nothing")]
 
     def __init__(self) -> None:
         super().__init__(id="ask")
@@ -29,7 +50,7 @@ class Ask(Vertical):
 
     def compose(self) -> ComposeResult:
         yield Static("", id="ask-label", markup=False)
-        yield Input(id="ask-field", compact=True, select_on_focus=True, max_length=MOST_CHARACTERS)
+        yield AskField(id="ask-field", compact=True, select_on_focus=True, max_length=MOST_CHARACTERS)
         yield Static("", id="ask-problem", markup=False)
 
     def ask(self, label: str, value: str, take: Take) -> None:
@@ -40,19 +61,19 @@ class Ask(Vertical):
         self.query_one("#ask-label", Static).update(Content(clean_line(label)))
         self._problem("")
         self.display = True
-        field = self.query_one(Input)
+        field = self.query_one(AskField)
         field.value = clean_line(value, MOST_CHARACTERS)
         self.screen.set_focus(field)  # at once: the next key is typed into it
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        problem = self._take(event.value) if self._take else None
+    def give(self) -> None:
+        """Hand over what was typed; leave, or say why it will not do."""
+        problem = self._take(self.query_one(AskField).value) if self._take else None
         if problem:
             self._problem(problem)
         else:
-            self.action_leave()
+            self.leave()
 
-    def action_leave(self) -> None:
+    def leave(self) -> None:
         if self._back and self._back.is_attached and self.has_focus_within:
             self.screen.set_focus(self._back)
         self.display = False

@@ -10,11 +10,12 @@ from textual.widgets import TextArea
 from ..control import MAX_PROMPT
 from ..keys import bindings
 from ..text import clean
+from .keys_in_order import KeysInOrder
 
 HISTORY = 200
 
 
-class Prompt(TextArea):
+class Prompt(KeysInOrder, TextArea):
     """Enter sends, Ctrl+J breaks the line, ↑ in an empty field brings earlier messages back."""
 
     BINDINGS = bindings("prompt")
@@ -40,17 +41,10 @@ class Prompt(TextArea):
         self._at = 0
 
     async def _on_key(self, event: events.Key) -> None:
-        """Enter is handled in the order of the keys: a binding with priority would overtake letters that were typed just before."""
-        if event.key == "enter":
-            event.prevent_default()
-            event.stop()
-            self.action_send()
-        elif event.key == "ctrl+e" and self._engine_gone():  # else it goes to the end of the line, as in every field
+        if event.key == "ctrl+e" and self._engine_gone():  # else it goes to the end of the line, as in every field
             event.prevent_default()
             event.stop()
             await self.app.run_action("restart_engine")
-        else:
-            await super()._on_key(event)
 
     def action_send(self) -> None:
         """Give the text away and empty the field: what is typed from now on belongs to the next message."""
