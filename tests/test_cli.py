@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lora_bench.engine import mix
-from lora_bench.workbench import exit_codes, output
+from lora_bench.engine import mix, request
+from lora_bench.workbench import arguments, exit_codes, output
 from lora_bench.workbench.arguments import (
-    MAX_SCALE,
     AdapterArgument,
     UsageError,
     escape,
@@ -82,8 +81,8 @@ def test_samples_are_found_where_a_model_or_an_adapter_may_stand() -> None:
         find_model("robot")
 
 
-def test_the_limit_of_scales_is_the_engines() -> None:
-    assert MAX_SCALE == mix.MAX_SCALE
+def test_limits_are_the_engines() -> None:
+    assert (arguments.MAX_SCALE, arguments.MAX_STOPS, arguments.MAX_STOP_CHARACTERS) == (mix.MAX_SCALE, request.MAX_STOPS, request.MAX_STOP_CHARACTERS)
 
 
 @pytest.mark.parametrize(("typed", "meant"), [
@@ -131,7 +130,7 @@ def test_without_a_terminal_the_workbench_names_chat() -> None:
     ["--slot", "3"], ["--slots", "0"], ["chat", "--top-p", "1.5", "-p", "x"], ["chat", "--temp", "nan", "-p", "x"], ["chat", "nowhere.gguf", "-p", "x"],
     ["chat", "--lora", "pirate:nan", "-p", "x"], ["chat", "--lora", "a=pirate", "--lora", "a=json", "-p", "x"], ["chat", "--context", "many", "-p", "x"],
     ["inspect", "nowhere"], ["inspect"], ["chat", "--device", "tpu", "-p", "x"], ["chat", "-p", ""], ["chat", "-p", " \n"],
-    ["chat", "--temp", "11", "-p", "x"], ["chat", "--lora", "pirate:1e9", "-p", "x"], ["bench", "--rounds", "0"], ["chatter"],
+    ["chat", "--temp", "11", "-p", "x"], ["chat", "--lora", "pirate:1e9", "-p", "x"], ["bench", "--rounds", "0"], ["chatter"], ["chat", "--stop", "", "-p", "x"],
 ])
 def test_wrong_usage_ends_with_2_and_prints_nothing(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2

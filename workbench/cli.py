@@ -7,7 +7,19 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from . import exit_codes, output
-from .arguments import AdapterArgument, UsageError, Within, find_adapter, find_any, find_model, parse_adapter, parse_size, unescape
+from .arguments import (
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+    AdapterArgument,
+    UsageError,
+    Within,
+    find_adapter,
+    find_any,
+    find_model,
+    parse_adapter,
+    parse_size,
+    unescape,
+)
 from .terminal import why_no_screen
 
 
@@ -70,7 +82,7 @@ def chat(
     prompt: Annotated[Words, Parameter(name=["--prompt", "-p"], help="What to ask; '-' or nothing reads standard input.")] = None,
     system: Annotated[Words, Parameter(name=["--system", "-s"], help="The system message.")] = None,
     opening: Annotated[Words, Parameter(help="Text put after the messages instead of the reply's usual start: special tokens in it "
-                                        "count, \\n is a newline, \\\\ a backslash. An aLoRA's invocation is asked for so.")] = None,
+                                        "count, \\n is a newline. An aLoRA's invocation is asked for so.")] = None,
     seed: Annotated[int, Parameter(validator=Within(0, 2**63 - 1), help="The same seed draws the same noise.")] = 0,
     temperature: Annotated[float, Parameter(name=["--temperature", "--temp"], validator=Within(0, 10),
                                             help="0 is greedy: always the likeliest token; at most 10.")] = 0.0,
@@ -96,7 +108,7 @@ def chat(
     load = p.LoadModel(find_model(model) if model else None, device, dtype, parse_size(context), max(4, len(adapters)))
     roles = [("system", system)] if system else []
     messages = tuple(p.Message(role, words) for role, words in [*roles, ("user", text)])
-    sampling = p.Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_tokens, tuple(map(unescape, stop)))
+    sampling = p.Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_tokens, _stops(stop))
     return ask(Question(load, adapters, p.Chat(messages, unescape(opening or "")), sampling, stats, json))
 
 
@@ -152,6 +164,12 @@ def _adapters(texts: tuple[str, ...]) -> tuple[AdapterArgument, ...]:
     if doubled := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"--lora: two adapters are called {doubled}; give one another name: NAME=PATH")
     return adapters
+
+
+def _stops(texts: tuple[str, ...]) -> tuple[str, ...]:
+    if len(texts) > MAX_STOPS or not all(1 <= len(text) <= MAX_STOP_CHARACTERS for text in texts):
+        raise UsageError(f"--stop: at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters are watched for")
+    return tuple(map(unescape, texts))
 
 
 def _prompt(words: str | None) -> str:
