@@ -19,8 +19,8 @@ REPLY = "Arr, **silicon** seas roar,\nwarps set sail in lockstep, arr —\n\n```
 async def a_chat(pilot: Pilot) -> None:
     """A finished reply under a spliced mix, then one line of help."""
     app = pilot.app
+    await wait_until(pilot, lambda: app.state.model and not app.state.wanted and app.screen.query(TextArea))
     app.screen.query_one(TextArea).cursor_blink = False
-    await wait_until(pilot, lambda: app.state.model and not app.state.wanted)
     await say(pilot, "A haiku about GPUs?")
     await wait_until(pilot, lambda: not app.state.running)
     app.state.board.set_scale("pirate", -0.5)
