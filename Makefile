@@ -40,6 +40,7 @@ $(VENV)/.run: pyproject.toml $(PY)
 	@echo "installing lora-bench into $(VENV) (once; PyTorch is large)"
 	$(PIP) -e .
 	touch $@
+	echo "installed; without make the command is $(VENV)/bin/lora-bench"
 
 $(VENV)/.test: pyproject.toml $(PY)
 	@echo "installing lora-bench and its test tools into $(VENV) (once)"
