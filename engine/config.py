@@ -1,12 +1,15 @@
 """What a loaded model may use of this machine: device, dtype, context, KV memory, threads."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
 import torch
 
+from .base_parts import BaseFile
 from .blocks import BLOCK_TOKENS, blocks_for
+from .failures import OutOfMemory
 from .models.facts import ModelFacts
 from .protocol import LoadModel
 
@@ -14,7 +17,7 @@ DEFAULT_CONTEXT = 8192
 FULL_CONTEXTS = 4
 """requests of full context that the KV memory is meant to hold"""
 MEMORY_SHARE = 0.25
-"""of the memory that is free now, what KV blocks may take"""
+"""of the memory that is free beside the weights, what KV blocks may take"""
 STEP_TOKENS = {"cpu": 128, "cuda": 2048}
 """tokens of one step: small enough that a long prompt does not stall the replies beside it"""
 MAX_SLOTS = 256
@@ -38,10 +41,42 @@ class EngineConfig:
     max_running: int = 32
 
 
-def make_config(command: LoadModel, facts: ModelFacts) -> EngineConfig:
-    """Raises ValueError, with the numbers, for a device that is not there, a context the model was not trained for, or no memory."""
+def make_config(command: LoadModel, base: BaseFile, make_room: Callable[[], None]) -> EngineConfig:
+    """What `base` may use. `make_room` is called, once, if its weights do not fit into the memory that is free.
+
+    Raises ValueError, with the numbers, for a device that is not there, slots or a context that cannot be; OutOfMemory when the
+    weights, or the keys and values of the context asked for, do not fit.
+    """
     device = pick_device(command.device)
     dtype = DTYPES[AUTO_DTYPE[device.type] if command.dtype == "auto" else command.dtype]
+    facts = base.facts
+    _check_numbers(command, facts)
+    need = base.parameters * dtype.itemsize
+    if need > _free_bytes(device):
+        make_room()
+    if need > (free := _free_bytes(device)):
+        raise OutOfMemory(f"{base.path}: its weights take {need:,} bytes as {DTYPE_NAMES[dtype]}, {free:,} bytes of memory are free on {device}; "
+                          "close other programs, choose dtype bf16, or take a smaller model")
+    wanted = command.context or min(facts.context, DEFAULT_CONTEXT)
+    block_bytes = 2 * facts.layers * facts.kv_out * dtype.itemsize * BLOCK_TOKENS
+    blocks = min(FULL_CONTEXTS * blocks_for(wanted), int(MEMORY_SHARE * (free - need)) // block_bytes)
+    context = min(wanted, blocks * BLOCK_TOKENS)
+    if blocks < 1 or context < command.context:
+        raise OutOfMemory(f"{base.path}: {free - need:,} bytes of memory are free on {device} beside the weights, too few for the keys and values of "
+                          f"{wanted} tokens, {block_bytes * blocks_for(wanted):,} bytes of at most {MEMORY_SHARE:.0%} of it; "
+                          "choose a smaller context, close other programs, or choose dtype bf16")
+    return EngineConfig(device, dtype, context, blocks, STEP_TOKENS[device.type], command.slots, command.host_cache_bytes)
+
+
+def short_context_note(command: LoadModel, config: EngineConfig, facts: ModelFacts) -> str:
+    """What to say when memory is too short for the usual context; "" when it is not."""
+    usual = min(facts.context, DEFAULT_CONTEXT)
+    if command.context or config.context == usual:
+        return ""
+    return f"the context is {config.context} tokens instead of {usual}: no more fit into {MEMORY_SHARE:.0%} of the memory that is free"
+
+
+def _check_numbers(command: LoadModel, facts: ModelFacts) -> None:
     if not 1 <= command.slots <= MAX_SLOTS:
         raise ValueError(f"{command.slots} slots were asked for; choose 1 to {MAX_SLOTS}")
     if command.host_cache_bytes < 0:
@@ -49,14 +84,6 @@ def make_config(command: LoadModel, facts: ModelFacts) -> EngineConfig:
     if command.context < 0 or command.context > facts.context:
         raise ValueError(f"a context of {command.context} tokens was asked for; this model was trained for {facts.context}, "
                          "choose 1 to that many, or 0 for the default")
-    context = command.context or min(facts.context, DEFAULT_CONTEXT)
-    token_bytes = 2 * facts.layers * facts.kv_out * dtype.itemsize
-    affordable = int(MEMORY_SHARE * _free_bytes(device)) // (token_bytes * BLOCK_TOKENS)
-    if affordable < 1:
-        raise ValueError(f"{_free_bytes(device):,} bytes of memory are free on {device}, too few for the keys and values of one request")
-    blocks = min(FULL_CONTEXTS * blocks_for(context), affordable)
-    return EngineConfig(
-        device, dtype, min(context, blocks * BLOCK_TOKENS), blocks, STEP_TOKENS[device.type], command.slots, command.host_cache_bytes)
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -67,4 +94,7 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def _free_bytes(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    """What may still be taken, blocks that torch keeps for later on CUDA included."""
+    if device.type != "cuda":
+        return psutil.virtual_memory().available
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import psutil
 import torch
 
 from .adapter_store import AdapterStore
@@ -13,9 +12,8 @@ from .base_file import open_base
 from .base_parts import BaseFile
 from .blocks import BlockPool
 from .chat import template_note
-from .config import DTYPE_NAMES, EngineConfig, make_config
+from .config import DTYPE_NAMES, EngineConfig, make_config, short_context_note
 from .default_model import ensure_default_model
-from .failures import OutOfMemory
 from .models.decoder import Decoder
 from .models.facts import module_shapes
 from .protocol import Emit, LoadModel, ModelInfo, ModelLoading
@@ -72,8 +70,7 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
         RENDERER.start()  # beside the reading of the weights
     progress.report("tokenizer", base.name)
     tokenizer = Tokenizer(base)
-    config = make_config(command, base.facts)
-    _need_memory(base, config, make_room)
+    config = make_config(command, base, make_room)
     weights = load_weights(
         base, config.device, config.dtype, lambda item, done, total: progress.report("weights", item, done, total), cancelled)
     decoder = Decoder(base.facts, weights, config.context)
@@ -81,23 +78,10 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
     store = AdapterStore(base.facts, config.device, config.dtype, config.slots, config.host_cache_bytes, emit, tokenizer)
     runner = Runner(decoder, store, config.blocks)
     runner.warm_up()
-    note = template_note(tokenizer, base.chat_template) if base.chat_template else ""
-    if note:
-        base = replace(base, notes=(*base.notes, note))
+    notes = short_context_note(command, config, base.facts), template_note(tokenizer, base.chat_template) if base.chat_template else ""
+    base = replace(base, notes=(*base.notes, *filter(None, notes)))
     scheduler = Scheduler(BlockPool(config.blocks), config.step_tokens, config.max_running)
     return LoadedModel(base, config, tokenizer, runner, store, scheduler, _info(base, config, decoder))
-
-
-def _need_memory(base: BaseFile, config: EngineConfig, make_room: Callable[[], None]) -> None:
-    if config.device.type != "cpu":
-        return
-    need = base.parameters * config.dtype.itemsize
-    if need > psutil.virtual_memory().available:
-        make_room()
-    free = psutil.virtual_memory().available
-    if need > free:
-        raise OutOfMemory(f"{base.path}: its weights take {need:,} bytes as {DTYPE_NAMES[config.dtype]}, {free:,} bytes of memory are free; "
-                          "close other programs, choose dtype bf16, or take a smaller model")
 
 
 def _info(base: BaseFile, config: EngineConfig, decoder: Decoder) -> ModelInfo:

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 import torch
 
+from lora_bench.engine import config
 from lora_bench.engine.adapter_store import AdapterStore
 from lora_bench.engine.engine import Engine
-from lora_bench.engine.failures import out_of_memory, sentence
+from lora_bench.engine.failures import OutOfMemory, out_of_memory, sentence
 from lora_bench.engine.protocol import (
     MAX_FRAME_BYTES,
     AdapterUse,
@@ -125,6 +126,28 @@ def test_a_long_request_is_not_overtaken_and_one_slot_serves_four_mixes(base: Pa
 def test_loads_that_cannot_be_are_refused_at_once(base: Path, load: dict, words: str) -> None:
     with pytest.raises((ValueError, OSError), match=words):
         Engine(lambda event: None).load_model(LoadModel(**{"path": str(base)} | load))
+
+
+def test_a_base_gets_the_memory_that_is_there_or_says_what_is_missing(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = Bench(base)
+    info = loaded.engine.model.info
+    token = 2 * 2 * 12 * 4  # keys and values, two layers, two heads of 6, fp32
+    assert not info.notes and info.context == 256
+
+    def free(spare: int) -> None:
+        monkeypatch.setattr(config, "_free_bytes", lambda device: 4 * info.parameters + spare)
+
+    free(4 * 100 * token)
+    short = loaded.engine.load_model(LoadModel(str(base), "cpu"))
+    assert short.context == 96 and short.notes == ("the context is 96 tokens instead of 256: no more fit into 25% of the memory that is free",)
+    assert not loaded.engine.load_model(LoadModel(str(base), "cpu", context=96)).notes
+    with pytest.raises(OutOfMemory, match=f"{base}: {400 * token:,} bytes of memory are free on cpu beside the weights, too few for .* 112 tokens"):
+        loaded.engine.load_model(LoadModel(str(base), "cpu", context=112))
+    assert loaded.engine.model.info.context == 96, "what was loaded stays"
+    free(-1)
+    with pytest.raises(OutOfMemory, match=f"{base}: its weights take {4 * info.parameters:,} bytes as fp32, {4 * info.parameters - 1:,} bytes"):
+        loaded.engine.load_model(LoadModel(str(base), "cpu"))
+    assert loaded.engine.snapshot().model is None, "it made room"
 
 
 def test_a_number_that_is_taken_is_refused_and_its_request_goes_on(base: Path) -> None:
