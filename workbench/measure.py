@@ -15,7 +15,7 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -51,11 +51,15 @@ class ScreenTimes:
 
 def report(as_json: bool) -> int:
     """Measure and print; returns the exit code."""
+    progress = output.ProgressLine(lines=True)
     try:
-        times = measure()
+        times = measure(progress.show)
     except MeasureFailed as failed:
+        progress.clear()
         output.warn(f"nothing was measured: {failed}")
         return exit_codes.ENGINE_ERROR
+    finally:
+        progress.clear()
     answer = {
         "screen": f"{COLUMNS}x{ROWS}",
         "first_paint_s": round(times.first_paint_s, 3), "ready_s": round(times.ready_s, 2), "first_reply_s": round(times.first_reply_s, 2),
@@ -66,15 +70,19 @@ def report(as_json: bool) -> int:
     return exit_codes.OK
 
 
-def measure() -> ScreenTimes:
+def measure(progress: Callable[[str], None] = lambda text: None) -> ScreenTimes:
     """Run the workbench on the default model, which answers QUESTION with ANSWER, and measure it. Raises MeasureFailed."""
+    progress("starting the workbench in a terminal of its own")
     with Terminal([sys.executable, "-P", "-m", "lora_bench.workbench.cli"]) as terminal:
         painted = terminal.wait_for("lora-bench", 30)
+        progress("painted; waiting for the model")
         ready = terminal.wait_for("is ready", 300)
+        progress("ready; asking")
         terminal.type(QUESTION + "\r")
         replied = terminal.wait_for(ANSWER, 120)
         terminal.wait_for("tok/s", 60)
         terminal.type(LONG_QUESTION + "\r")
+        progress(f"typing {len(KEYS[:100])} letters while it decodes")
         terminal.drain(2.0)
         lags = [_key_lag(terminal, key) for key in KEYS[:100]]
     return ScreenTimes(painted, ready, replied, tuple(sorted(lags)))
