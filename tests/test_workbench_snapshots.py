@@ -34,6 +34,7 @@ async def a_chat(pilot: Pilot) -> None:
     app.engine.emit(p.MixSet(mix[:1], {number: 3}), p.TextDelta(number, " wide.", 5), p.RequestFinished(number, "stop", stats(5)))
     await settled(pilot)
     await pilot.press("tab")
+    await wait_until(pilot, lambda: not app.screen.check_action("stop", ()))
     await settled(pilot)
 
 

@@ -21,7 +21,6 @@ class Key:
 
 KEYS: dict[str, tuple[Key, ...]] = {
     "app": (
-        Key("f1", "help", "Help", "What the keys and the words of this screen mean", footer=True),
         Key("ctrl+q", "quit", "Quit", "Leave; the engine ends with the screen", priority=True),
         Key("ctrl+o", "open_model", "Open model", "Open another base model; adapters and chat stay"),
         Key("ctrl+e", "restart_engine", "Restart engine", "Start the engine again with the same model, adapters, pins and mix"),
@@ -29,7 +28,8 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("ctrl+z", "suspend_process", "Suspend", "Back to the shell; fg comes back here", priority=True),
     ),
     "bench": (
-        Key("f9", "panels", "Panels", "Fold the side panels; on a narrow terminal, lay the adapters over the chat", footer=True),
+        Key("f1", "app.help", "Help", "What the keys and the words of this screen mean", footer=True),
+        Key("f9", "panels", "Panels", "Fold the side panels; on a narrow terminal, lay the adapters over the chat"),
         Key("f4", "engine", "Engine", "Slots, KV memory, step times and events on the whole screen; Esc comes back", footer=True),
         Key("escape", "stop", "Stop", "Stop the reply, or the load of a model; what was said is kept", footer=True, priority=True),
         Key("escape", "focus_adapters", "Adapters", "From the prompt to the adapters, when nothing is to be stopped", footer=True,
@@ -73,16 +73,18 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("x", "unload", "Unload", "Forget the adapter and free its memory"),
         Key("i", "details", "Details", "Show all facts of the adapter in the chat"),
         Key("f", "invocation", "Invocation", "Set the aLoRA invocation string; empty makes it a plain LoRA"),
-        Key("v", "invoke", "Invoke", "Let this aLoRA act on the chat by its invocation", footer=True),
+        Key("v", "invoke", "Invoke", "Let this aLoRA act on the chat by its invocation"),
         Key("u", "undo", "Undo", "Take back the last change of the mix"),
         Key("U", "redo", "Redo", "Do again what was taken back"),
         Key("up,k", "cursor(-1)", "Up", "The adapter above"),
         Key("down,j", "cursor(1)", "Down", "The adapter below"),
     ),
     "engine": (
+        Key("f1", "app.help", "Help", "What the keys and the words of this screen mean", footer=True),
         Key("escape,f4", "back", "Back", "Back to the chat", footer=True),
     ),
     "load": (
+        Key("f1", "app.help", "Help", "What the keys and the words of this screen mean", footer=True),
         Key("escape", "back", "Stop, back", "Stop the load; when nothing loads, go back", footer=True),
         Key("down", "list", "List", "From the path to the list of models"),
         Key("f5", "rescan", "Look again", "Look for models on this machine again", footer=True),

@@ -213,7 +213,8 @@ class BenchState:
                 version.activations = event.activations.get(request_id, ())
 
     def _on_MixRefused(self, event: p.MixRefused) -> None:
-        self.notice(f"the mix {mix_text(event.mix)} was refused: {event.message}\nWhat was set before still holds.", "error")
+        mix = mix_text(event.mix) if len(event.mix) < 6 else f"of {len(event.mix)} adapters"
+        self.notice(f"the mix {mix} was refused: {event.message}\nWhat was set before still holds.", "error")
         if not self.sent or self.sent[-1][0] == event.mix:
             self.board.restore(self.held)
 

@@ -144,9 +144,9 @@ class AdaptersPanel(Vertical):
         paths, problem = ([sample], "") if sample else pasted_paths(text)
         if problem:
             return problem
-        for folder in paths:
-            for path in adapters_in(folder):
-                self._control.add_adapter(StartAdapter(str(path)))
+        found = [path for folder in paths for path in adapters_in(folder)]
+        for path in found:  # one is there to be heard; many are there to choose from
+            self._control.add_adapter(StartAdapter(str(path), on=len(found) == 1))
         self.query_one(AdapterList).follow_new()
         self.post_message(self.Changed())
         return None

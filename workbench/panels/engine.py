@@ -1,6 +1,7 @@
 """The engine's panels: slots and tiers, KV memory, step times, events. Each is one text made from the store."""
 from __future__ import annotations
 
+from rich.cells import set_cell_size
 from textual.content import Content
 from textual.widgets import Static
 
@@ -67,7 +68,7 @@ class SlotsPanel(Panel):
         state = "in use" if slot.users else f"{_age(idle)} idle"
         facts = f"r{slot.rank:<3} {size_text(slot.bytes):>8} {state}{' ▪' if slot.pinned else ''}"
         room = max(self.columns - len(facts) - 4, 6)
-        return Content(f"G{slot.slot} {clean_line(slot.adapter, room):<{room}} {facts}")
+        return Content(f"G{slot.slot} {set_cell_size(clean_line(slot.adapter, room), room)} {facts}")
 
 
 def _age(seconds: float) -> str:

@@ -70,7 +70,7 @@ class BenchScreen(Screen):
                 yield Prompt(lambda: self.control.state.engine == "gone")
             yield EnginePanels(id="engine-side")
         yield Static("", id="status", markup=False)
-        yield Footer()
+        yield Footer(compact=True)
 
     def on_screen_resume(self) -> None:
         self.call_after_refresh(self.show)
