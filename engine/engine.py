@@ -213,11 +213,17 @@ class Engine:
                 self._fail(oldest, sentence(error), out_of_memory(error))
                 continue
             if request is None:
-                if because != oldest.waits_for:
-                    oldest.waits_for = because
-                    self._emit(RequestQueued(oldest.id, because))
+                self._tell_waiting(model.scheduler.waiting, because)
                 return
             self._emit(RequestStarted(request.id, request.prompt_tokens, request.mix.activations))
+
+    def _tell_waiting(self, waiting: Sequence[Request], because: str) -> None:
+        """What the oldest waits for, when that changed; and once for each other that it is not its turn."""
+        for place, request in enumerate(waiting):
+            reason = f"its turn comes after request {waiting[0].id}" if place else because
+            if request.waits_for != reason and not (place and request.waits_for):
+                request.waits_for = reason
+                self._emit(RequestQueued(request.id, reason))
 
     def _give_slots(self, mix: Mix) -> None:
         """Slots for the standing mix at once; when requests hold them all, it gets them with its first request."""

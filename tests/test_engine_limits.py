@@ -28,6 +28,7 @@ from lora_bench.engine.protocol import (
     RawText,
     RequestFailed,
     RequestFinished,
+    RequestQueued,
     RequestStarted,
     Sampling,
     Shutdown,
@@ -119,6 +120,8 @@ def test_a_long_request_is_not_overtaken_and_one_slot_serves_four_mixes(base: Pa
     bench.run()
     assert [event.request_id for event in bench.of(RequestStarted)] == list(range(13)), "first come, first served"
     assert [bench.ids(number) for number in range(8, 12)] == alone
+    told = [event.because for event in bench.of(RequestQueued) if event.request_id == 6]
+    assert told[0] == "its turn comes after request 4" and "1 slots" in told[-1] and told.count(told[0]) == 1
 
 
 @pytest.mark.parametrize("load,words", [
