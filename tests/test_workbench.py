@@ -362,6 +362,18 @@ async def test_a_folder_of_adapters_adds_each_and_the_cursor_goes_to_the_first(t
         assert app.screen.query_one(AdapterList).current.name == "checkpoint-400"
 
 
+async def test_a_field_says_when_a_paste_is_too_long_and_makes_lines_one() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        await pilot.press("tab", "a")
+        field = app.screen.query_one(AskField)
+        field.post_message(events.Paste("x" * 1_000_000))
+        await wait_until(pilot, lambda: app._notifications)
+        assert field.value == "" and "977 KiB" in next(iter(app._notifications)).message
+        field.post_message(events.Paste("/a/b\n/c/\x1b]2;d"))
+        await wait_until(pilot, lambda: field.value == "/a/b /c/␛]2;d")
+
+
 async def test_help_opens_everywhere_and_explains_the_words() -> None:
     app = bench_app()
     async with running(app, 160, 100) as pilot:

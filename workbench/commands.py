@@ -83,11 +83,11 @@ def settings_text(control: Control) -> str:
 
 
 _SETTINGS = {
-    "temperature": (float, 0.0, 10.0),
+    "temperature": (float, 0.0, 100.0),
     "top_k": (int, 0, 1_000_000),
     "top_p": (float, 0.01, 1.0),
     "min_p": (float, 0.0, 1.0),
-    "repetition_penalty": (float, 0.1, 10.0),
+    "repetition_penalty": (float, 0.01, 100.0),
     "seed": (int, 0, 2**31 - 1),
     "max_tokens": (int, 1, 1_000_000),
     "stop": (str, 0, 0),

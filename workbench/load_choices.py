@@ -4,6 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rich.cells import set_cell_size
+
 from ..engine.protocol import LoadModel, ModelFailed
 from .arguments import UsageError, parse_size
 from .model_scan import Found
@@ -30,9 +32,11 @@ class Choice:
     detail: str
 
     def line(self, width: int) -> str:
-        name_width = max(16, width - 36)
-        name = clean_line(self.name, name_width).ljust(name_width)
-        return f"{name} {clean_line(self.place, 12):12} {clean_line(self.detail, 20)}"
+        name_width = max(16, min(width - 36, 40))
+        name = set_cell_size(clean_line(self.name, name_width), name_width)
+        line = f"{name} {clean_line(self.place, 12):12} {clean_line(self.detail, 20):20}"
+        room, path = width - name_width - 36, clean_line(self.path, 4096)
+        return f"{line} {path if len(path) <= room else '…' + path[len(path) - room + 1:]}" if room > 12 else line
 
 
 def choices(recent: tuple[Recent, ...], found: list[Found], words: str) -> list[Choice]:

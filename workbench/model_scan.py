@@ -22,8 +22,12 @@ class Found(NamedTuple):
 
 def places() -> list[tuple[str, Path, int]]:
     """(what people call it, folder, depth to look) of every place worth looking in."""
-    here = [("here", Path.cwd(), MAX_DEPTH - 1), ("./models", Path("models").absolute(), MAX_DEPTH), ("~/models", Path.home() / "models", MAX_DEPTH)]
-    return [*here, ("HF cache", hub_cache(), MAX_DEPTH + 1)]
+    return [
+        ("here", Path.cwd(), MAX_DEPTH - 1),
+        ("./models", Path("models").absolute(), MAX_DEPTH),
+        ("~/models", Path.home() / "models", MAX_DEPTH),
+        ("HF cache", hub_cache(), MAX_DEPTH + 1),
+    ]
 
 
 def hub_cache() -> Path:

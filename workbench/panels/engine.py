@@ -82,11 +82,11 @@ class KvPanel(Panel):
         kv = state.snapshot.kv
         used = sum(owner.blocks for owner in kv.owners)
         share = used / kv.blocks if kv.blocks else 0.0
-        facts = f"{used}/{kv.blocks} blocks of {kv.block_tokens} · {size_text(kv.bytes)}" if kv.blocks else ""
+        facts = f"{used}/{kv.blocks} blocks of {kv.block_tokens} tok · {size_text(kv.bytes)}" if kv.blocks else ""
         lines: list[Line] = [title("KV", facts)]
         lines.append(f"{gauge(share, self.columns - 7)} {share:5.1%}")
         for owner in kv.owners[:6]:
-            text = f"#{owner.request_id} {owner.tokens} tok · {owner.blocks} bl · {mix_text(owner.mix)}"
+            text = f"#{owner.request_id} {owner.tokens} tok, {owner.blocks} bl reserved · {mix_text(owner.mix)}"
             lines.append(clean_line(text, self.columns))
         self.put(lines)
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from textual import events
 from textual.widgets import Input
 
+from ..text import clean_line, size_text
+
 if TYPE_CHECKING:
     from textual.widget import Widget
 
@@ -27,4 +29,14 @@ class KeysInOrder(_Field):
 
 
 class LineField(KeysInOrder, Input):
-    """One line of text."""
+    """One line of text. What is pasted becomes one line; what is too long is not taken, and said."""
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        event.prevent_default()
+        event.stop()
+        most = self.max_length or len(event.text)
+        if len(event.text) + len(self.value) > most:
+            size = size_text(len(event.text))
+            self.app.notify(f"not pasted: {size} of text, this field holds {most} characters", severity="warning", markup=False)
+        else:
+            self.replace(clean_line(" ".join(event.text.split("\n")), most + 1), *sorted(self.selection))
