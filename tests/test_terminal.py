@@ -126,3 +126,22 @@ def test_quit_while_the_model_loads(sample_base: Path, open_terminal: Open) -> N
     assert terminal.wait_end() == 0
     print(f"it took {time.monotonic() - began:.2f} s to end")
     assert not any(Path(f"/proc/{pid}").exists() for pid in engine)
+
+
+def test_a_signal_ends_it_as_a_key_does_and_ctrl_c_does_not(tmp_path: Path, open_terminal: Open) -> None:
+    base = write_scripted_base(tmp_path, ["Here I am", ", still."])
+    terminal = open_terminal(str(base), columns=100, rows=30)
+    terminal.wait_for("engine idle")
+    terminal.type(CTRL_C)
+    terminal.wait_for("Ctrl+Q leaves")
+    engine = terminal.children()
+    os.kill(terminal.pid, signal.SIGTERM)
+    assert terminal.wait_end() == 128 + signal.SIGTERM
+    assert b"\x1b[?1049l" in terminal.raw, "the screen of before is back"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in engine)
+
+
+def test_a_terminal_that_only_prints_lines_is_told_so(open_terminal: Open) -> None:
+    terminal = open_terminal(TERM="dumb")
+    assert terminal.wait_end() == 2
+    assert "TERM=dumb" in terminal.text.replace("\n", "") and b"\x1b" not in terminal.raw
