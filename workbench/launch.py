@@ -6,6 +6,7 @@ import sys
 from collections import deque
 
 from ..engine.protocol import Event, LoadModel
+from . import exit_codes, output
 from .backends.local import LocalBackend
 from .state import StartAdapter
 
@@ -13,11 +14,15 @@ from .state import StartAdapter
 def open_workbench(load: LoadModel | None, adapters: tuple[StartAdapter, ...] = ()) -> int:
     """Run the workbench until the person leaves; returns the process's exit code.
 
-    `load` None opens the load screen. Raises OSError when no engine process can be started.
+    `load` None opens the load screen. An engine process that cannot be started is said on standard error.
     """
     inbox: deque[Event] = deque()
     backend = LocalBackend(inbox.append)
-    backend.start()
+    try:
+        backend.start()
+    except OSError as error:
+        output.narrate(f"lora-bench: the engine process cannot be started: {error}")
+        return exit_codes.ENGINE_ERROR
     try:
         from .app import BenchApp  # after the child: importing the screen takes as long as the child's first breath
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from ..engine import protocol as p
 from .happenings import event_line
 from .mixboard import BoardState, MixBoard, mix_text
+from .text import counted
 from .transcript import Item, Notice, Splice, Turn, Version
 
 STEPS_KEPT = 240
@@ -174,7 +175,11 @@ class BenchState:
 
     def _on_EngineFailed(self, event: p.EngineFailed) -> None:
         for version in self.running:
-            version.phase, version.note = "lost", f"the engine stopped after {version.tokens} tokens; what it said is kept"
+            if version.phase == "waiting":  # it was not sent: the next engine gets it
+                version.note = "waits for the engine"
+                continue
+            after = f"after {counted(version.tokens, 'token')}; what it said is kept" if version.tokens else "before the first token"
+            version.phase, version.note = "lost", f"the engine stopped {after}; Ctrl+R asks again"
         self.sent.clear()
         if self.engine == "gone":
             return  # it said why before its process ended
