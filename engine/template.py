@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import atexit
 import json
+import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
@@ -24,6 +26,8 @@ class TemplateRenderer:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._killed = False
+        """whether the child that ended last was killed, not stopped by its own limits"""
 
     def render(self, template: str, variables: dict[str, Any]) -> str:
         """The text. `variables` is plain JSON data.
@@ -51,6 +55,16 @@ class TemplateRenderer:
         return self._process
 
     def _ask(self, line: bytes) -> dict[str, str]:
+        began = time.monotonic()
+        answer = self._answer(line)
+        if not answer and self._killed and time.monotonic() - began < WAIT_SECONDS:
+            answer = self._answer(line)  # somebody else ended the child, perhaps before it was asked: once more
+        if answer:
+            return json.loads(answer)
+        return {"error": f"takes more than its limit of 2 s of processor time, {WAIT_SECONDS:g} s in all, or 512 MB of memory"}
+
+    def _answer(self, line: bytes) -> bytes:
+        """The child's line; nothing, with the child ended, when it gave none."""
         process = self._running()
         killer = threading.Timer(WAIT_SECONDS, process.kill)  # also ends a write or a read that waits for a child that stands still
         killer.start()
@@ -63,9 +77,10 @@ class TemplateRenderer:
         finally:
             killer.cancel()
         if answer.endswith(b"\n"):
-            return json.loads(answer)
+            return answer
+        self._killed = process.wait() == -signal.SIGKILL
         self.close()
-        return {"error": f"takes more than its limit of 2 s of processor time, {WAIT_SECONDS:g} s in all, or 512 MB of memory"}
+        return b""
 
     def close(self) -> None:
         """End the child; a later rendering starts a new one."""
