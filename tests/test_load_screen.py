@@ -105,6 +105,18 @@ async def test_a_pasted_path_is_opened_with_the_options(empty_machine: Path) -> 
         assert pilot.app.asked == [LoadModel(str(model), "auto", "bf16", 2048, 8, 1 << 30)]
 
 
+async def test_a_highlight_of_a_line_that_is_gone_by_now() -> None:
+    screen = LoadScreen()
+    async with Host(screen).run_test(size=(100, 30)) as pilot:
+        await scanned(pilot, screen)
+        screen.query_one("#models", OptionList).focus()
+        for text in ("zzz", "", "Smol", "zzz"):
+            screen.query_one("#path", Input).value = text
+            screen.query_one("#models", OptionList).action_first()
+        await pilot.pause()
+        assert pilot.app.is_running and not models(screen)
+
+
 async def test_the_default_model_comes_first_and_bad_options_are_said_in_place() -> None:
     screen = LoadScreen()
     async with Host(screen).run_test(size=(80, 24)) as pilot:

@@ -147,6 +147,8 @@ class BenchApp(App[None]):
 
     def open_load_screen(self, problem: str = "") -> None:
         """Let the person choose a base."""
+        if any(hasattr(screen, "engine_event") for screen in self.screen_stack):
+            return  # it is open
         from .screens.load import LoadScreen  # it scans and reads settings: only when it is needed
 
         self.push_screen(LoadScreen(self.control.load, problem))

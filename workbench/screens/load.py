@@ -32,6 +32,14 @@ from ..widgets.load_progress import progress_text
 FIELDS = {"context": "Context (0: most)", "slots": "Slots", "host_cache": "Host cache"}
 
 
+class ModelOption(Option):
+    """A line of the list that knows its model: an event about it may come when the list has changed."""
+
+    def __init__(self, choice: Choice, width: int) -> None:
+        super().__init__(Content(choice.line(width)))
+        self.path = choice.path
+
+
 class LoadScreen(Screen[None]):
     """`load` gives the options to begin with; `problem`, a load that failed, is shown at once. Leaves by itself when a model is loaded."""
 
@@ -146,12 +154,12 @@ class LoadScreen(Screen[None]):
 
     @on(OptionList.OptionSelected, "#models")
     def _chosen(self, event: OptionList.OptionSelected) -> None:
-        self._open(self._shown[event.option_index].path)
+        self._open(event.option.path)
 
     @on(OptionList.OptionHighlighted, "#models")
     def _looked_at(self, event: OptionList.OptionHighlighted) -> None:
         typed = "" if event.option_list.has_focus else self._typed_path()
-        self._look_at(typed or self._shown[event.option_index].path)
+        self._look_at(typed or event.option.path)
 
     def _typed_path(self) -> str:
         """The one path that stands in the field, "" if there is none or more."""
@@ -217,7 +225,7 @@ class LoadScreen(Screen[None]):
         self._shown = choices(self._settings.recent, self._found, words)
         models = self.query_one("#models", OptionList)
         models.clear_options()
-        models.add_options([Option(Content(choice.line(self.size.width - 6))) for choice in self._shown])
+        models.add_options([ModelOption(choice, self.size.width - 6) for choice in self._shown])
         if self._shown:
             models.highlighted = next((i for i, choice in enumerate(self._shown) if choice.path == self._header_of), 0)
         models.border_subtitle = Content(self._scanning)
