@@ -240,7 +240,8 @@ def test_recent_models_are_kept_newest_first_with_a_persons_comments(tmp_path: P
     assert file.read_text().startswith("# mine\n") and sorted(os.listdir(file.parent)) == ["settings.toml"]
 
 
-@pytest.mark.parametrize("damage", [b"[[recent]]\npath = 3\n", b"= = =", b"\xff\xfe\x00", b"[[recent]]\npath='a'\nname='b'\n", b"recent = 1", b"x" * (2 << 20)])
+@pytest.mark.parametrize("damage", [b"[[recent]]\npath = 3\n", b"= = =", b"\xff\xfe\x00", b"[[recent]]\npath='a'\nname='b'\n",
+                                    b"recent = 1", b"x" * (2 << 20)])
 def test_a_damaged_settings_file_is_put_aside_and_said(tmp_path: Path, damage: bytes) -> None:
     file = tmp_path / "settings.toml"
     file.write_bytes(damage)

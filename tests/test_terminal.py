@@ -14,7 +14,8 @@ from terminal import Terminal
 
 CTRL_C, CTRL_E, CTRL_Q, ENTER, TAB, SHIFT_TAB = "\x03", "\x05", "\x11", "\r", "\t", "\x1b[Z"
 QUESTION = "What is the capital of France?"
-EVIL = ["Look: ", "\x1b]2;PWN", "ED\x07 and ", "\x1b]0;GOT", "CHA\x1b\\ and ", "\x1b[2J\x1b[1;1H", "[/nope] ", "[red]", "\x9b31m", "\u202eesrever", " end.\n"]
+EVIL = ["Look: ", "\x1b]2;PWN", "ED\x07 and ", "\x1b]0;GOT", "CHA\x1b\\ and ", "\x1b[2J\x1b[1;1H",
+        "[/nope] ", "[red]", "\x9b31m", "\u202eesrever", " end.\n"]
 
 Open = Callable[..., Terminal]
 

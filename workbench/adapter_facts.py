@@ -17,7 +17,7 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
     scale = setting.scale if setting else 1.0
     lines = [
         clean_line(info.name, width),
-        f"{clean_line(info.format, 24)} · r{_many(info.ranks)} · {clean_line(info.dtype, 12)}{' · rsLoRA' if info.rslora else ''}{' · aLoRA' if info.invocation else ''}",
+        f"{clean_line(info.format, 24)} · r{_many(info.ranks)} · {clean_line(info.dtype, 12)}{_kinds(info)}",
         _effective(info, scale),
         f"{info.matched}/{info.total} modules {'✓ all' if info.matched == info.total else '⚠ the rest has no place here'}",
         " " + " ".join(f"{clean_line(kind, 24)}×{layers}" for kind, layers in list(info.targets.items())[:12]),
@@ -33,6 +33,10 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
     if view:
         lines.append(f"in {f'slot G{view.slot}' if view.tier == 'slot' else view.tier}{', pinned' if view.pinned else ''}")
     return lines + [f"! {clean_line(note, 300)}" for note in info.notes]
+
+
+def _kinds(info: AdapterInfo) -> str:
+    return (" · rsLoRA" if info.rslora else "") + (" · aLoRA" if info.invocation else "")
 
 
 def _effective(info: AdapterInfo, scale: float) -> str:

@@ -202,7 +202,8 @@ class BenchApp(App[None]):
             target = self._target(screen, pane)
             for key in KEYS[pane]:
                 if target is not None and target.check_action(key.action.partition("(")[0], ()) is not False:
-                    yield SystemCommand(f"{key.help}  ({key.keys})", f"{PANE_TITLES[pane]}: {key.label}", self._runner(screen, pane, key.action))
+                    run = self._runner(screen, pane, key.action)
+                    yield SystemCommand(f"{key.help}  ({key.keys})", f"{PANE_TITLES[pane]}: {key.label}", run)
         yield SystemCommand("Choose the colours", "Anywhere: Theme", self.action_change_theme)
 
     def _target(self, screen: Screen, pane: str) -> DOMNode | None:

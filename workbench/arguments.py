@@ -63,7 +63,8 @@ def find_adapter(argument: AdapterArgument) -> AdapterArgument:
     samples = dict(sample_adapters())
     if argument.path in samples:
         return AdapterArgument(str(samples[argument.path]), argument.name or argument.path, argument.scale)
-    raise UsageError(f"--lora {argument.path}: no such file or folder, and no sample adapter of that name; the samples are {', '.join(samples)}")
+    raise UsageError(f"--lora {argument.path}: no such file or folder, and no sample adapter of that name; "
+                     f"the samples are {', '.join(samples)}")
 
 
 def find_model(text: str) -> str:

@@ -39,10 +39,12 @@ app = App(
 )
 
 Lora = Annotated[tuple[str, ...], Parameter(name="--lora", negative="", show_default=False,
-                 help="[NAME=]PATH[:SCALE]: an adapter to load and switch on; may be given several times. A sample adapter's name is a PATH too.")]
+                 help="[NAME=]PATH[:SCALE]: an adapter to load and switch on; may be given several times. "
+                      "A sample adapter's name is a PATH too.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where the model runs.")]
 Dtype = Annotated[Literal["auto", "fp32", "bf16", "fp16"], Parameter(help="Number format of the weights in memory.")]
-Context = Annotated[str, Parameter(help="Tokens one chat may hold, for example 4096 or 4k; 0 takes what the model was trained for, at most 8192.")]
+Context = Annotated[str, Parameter(help="Tokens one chat may hold, for example 4096 or 4k; "
+                                         "0 takes what the model was trained for, at most 8192.")]
 Slots = Annotated[int, Parameter(validator=Within(1, 1024), help="Adapters that lie ready on the device at once.")]
 HostCache = Annotated[str, Parameter(help="Memory for adapters that wait outside the slots, for example 512M or 2G.")]
 Json = Annotated[bool, Parameter(negative="", help="Print one JSON document instead of text.")]
@@ -51,7 +53,8 @@ Words = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 
 @app.default
 def bench_screen(
-    model: Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; none: the default model with the sample adapters.")] = None,
+    model: Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; "
+                                           "none: the default model with the sample adapters.")] = None,
     /,
     *,
     lora: Lora = (),
@@ -113,7 +116,12 @@ def chat(
 
 
 @app.command
-def inspect(path: Annotated[str, Parameter(help="A base model or an adapter: file, folder, or a sample adapter's name.")], /, *, json: Json = False) -> int:
+def inspect(
+    path: Annotated[str, Parameter(help="A base model or an adapter: file, folder, or a sample adapter's name.")],
+    /,
+    *,
+    json: Json = False,
+) -> int:
     """Say what a model or an adapter is, from its header alone."""
     from .engine_tools import show
 
@@ -133,7 +141,8 @@ def doctor(*, json: Json = False) -> int:
 
 @app.command
 def bench(
-    model: Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; none: the default model with the sample adapters.")] = None,
+    model: Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; "
+                                           "none: the default model with the sample adapters.")] = None,
     /,
     *,
     lora: Annotated[tuple[str, ...], Parameter(name="--lora", negative="", show_default=False,

@@ -79,9 +79,10 @@ def settings_text(control: Control) -> str:
     values = " · ".join(f"{name} {getattr(sampling, name):g}" for name in _SETTINGS if name != "stop")
     stops = f" · stop {', '.join(map(repr, sampling.stop)) or 'none'}"
     mode = " (greedy)" if sampling.temperature == 0 else ""
-    return f"{values}{stops}{mode}\ntop_k 0, top_p 1, min_p 0 and repetition_penalty 1 change nothing\nsystem: {control.system or 'none'}\nmix: {mix_text(control.state.mix())}"
+    return f"{values}{stops}{mode}\n{_NO_CHANGE}\nsystem: {control.system or 'none'}\nmix: {mix_text(control.state.mix())}"
 
 
+_NO_CHANGE = "top_k 0, top_p 1, min_p 0 and repetition_penalty 1 change nothing"
 _SETTINGS = {
     "temperature": (float, 0.0, 100.0),
     "top_k": (int, 0, 1_000_000),

@@ -34,7 +34,8 @@ def ask(tool: str, *arguments: str) -> Any:
 def follow(tool: str, argument: str, progress: Callable[[str], None]) -> Any:
     """The same for a program that takes its time: it prints a line {"progress": text} now and then, its answer is the last line."""
     with tempfile.TemporaryFile("w+", errors="replace") as said:
-        with subprocess.Popen(_command(tool, (argument,)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, text=True) as child:
+        with subprocess.Popen(_command(tool, (argument,)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said,
+                              text=True) as child:
             answer: Any = None
             for line in child.stdout:
                 answer = json.loads(line)

@@ -82,4 +82,5 @@ def loading_text(state: BenchState) -> Content:
     if loading.total > 0:
         share = min(max(loading.done / loading.total, 0.0), 1.0)
         lines += [f"{gauge(share, 24)} {share:4.0%}", f"{size_text(loading.done)} of {size_text(loading.total)}"]
-    return Content("\n".join([*lines, clean_line(loading.item, 120)]) + "\n\nYou may type already: the message waits for the model. Esc cancels.")
+    lines += [clean_line(loading.item, 120), ""]
+    return Content("\n".join(lines) + "\nYou may type already: the message waits for the model. Esc cancels.")

@@ -53,7 +53,8 @@ class SlotsPanel(Panel):
         slots, host = state.snapshot.slots, state.snapshot.host
         used = sum(bool(slot.adapter) for slot in slots)
         lines: list[Line] = [title("SLOTS", f"{used}/{len(slots)}")]
-        lines += [self._slot(slot, state.idle_seconds(slot)) for slot in slots] or ["the engine is gone" if state.engine == "gone" else "no model yet"]
+        lines += [self._slot(slot, state.idle_seconds(slot)) for slot in slots] or [
+            "the engine is gone" if state.engine == "gone" else "no model yet"]
         if host.limit_bytes:
             lines.append(f"host {len(host.adapters)} · {size_text(host.used_bytes)} of {size_text(host.limit_bytes)}")
             composed = f" · adapters joined {size_text(state.snapshot.composed_bytes)}" if state.snapshot.composed_bytes else ""
