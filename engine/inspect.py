@@ -8,8 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .adapters.file import AdapterFile
 from .adapters.keys import pair_names
-from .adapters.peft import CONFIG, PICKLE, SAFETENSORS, AdapterFile, effective_scales, open_adapter
+from .adapters.peft import CONFIG, PICKLE, SAFETENSORS, effective_scales, open_adapter
 from .base_file import BaseFile, open_base
 from .models.facts import module_shapes
 

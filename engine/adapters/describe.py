@@ -10,8 +10,8 @@ from ..weights.files import show
 from .adapter import LoraPair, content_digest, layer_norms, target_counts
 
 if TYPE_CHECKING:
+    from .file import AdapterFile
     from .keys import PairNames
-    from .peft import AdapterFile
 
 
 def describe(

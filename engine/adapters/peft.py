@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..weights.entry import TensorEntry
 from ..weights.files import open_regular, show
 from ..weights.safetensors import read_header
-from .config import LoraSettings, read_settings
+from .config import read_settings
 from .errors import AdapterError
+from .file import AdapterFile
 from .keys import PairNames, match_modules, pair_names
 from .patterns import lookup, overlap
 
@@ -26,37 +26,6 @@ CONFIG = "adapter_config.json"
 SAFETENSORS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 FLOATS = ("F32", "F16", "BF16", "F64")
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterFile:
-    """An adapter on disk. `entries` is None for a `.bin`, whose tensors are known only once it is loaded."""
-
-    path: Path
-    """as the user named it"""
-    config_path: Path
-    weights_path: Path
-    format: str
-    """"PEFT safetensors" or "PEFT bin" """
-    settings: LoraSettings
-    entries: Mapping[str, TensorEntry] | None
-    weights_bytes: int
-    notes: tuple[str, ...]
-
-    @property
-    def default_name(self) -> str:
-        """The name of its folder."""
-        return _readable(self.config_path.absolute().parent.name) or "adapter"
-
-    @property
-    def readable_path(self) -> str:
-        """`path` as text that any encoder takes."""
-        return _readable(self.path)
-
-
-def _readable(path: str | os.PathLike[str]) -> str:
-    """Bytes of a path that are no UTF-8 become U+FFFD."""
-    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:

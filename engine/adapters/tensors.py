@@ -17,7 +17,7 @@ from .errors import AdapterError
 from .keys import PairNames
 
 if TYPE_CHECKING:
-    from .peft import AdapterFile
+    from .file import AdapterFile
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 

@@ -1,0 +1,77 @@
+"""Commands: front end -> engine."""
+from __future__ import annotations
+
+from typing import Literal
+
+from .words import Mix, Prompt, Sampling, Struct
+
+
+class LoadModel(Struct):
+    """Load a base. `path` None is the embedded default model (fetched once). Replaces the base that is loaded."""
+
+    path: str | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    context: int = 0
+    """tokens a request may hold; 0 takes what the model was trained for, at most 8192"""
+    slots: int = 4
+    host_cache_bytes: int = 1 << 30
+
+
+class CancelLoad(Struct):
+    """Stop the LoadModel in progress; answered by ModelFailed(cancelled=True)."""
+
+
+class LoadAdapter(Struct):
+    """Read an adapter from disk into the host tier. `name` None takes a free name from the path."""
+
+    path: str
+    name: str | None = None
+
+
+class UnloadAdapter(Struct):
+    """Forget an adapter and free its memory; waits for the requests that use it, the waiting ones too."""
+
+    name: str
+
+
+class PinAdapter(Struct):
+    """A pinned adapter is not evicted from its slot."""
+
+    name: str
+    pinned: bool
+
+
+class SetInvocation(Struct):
+    """Set the aLoRA invocation string of an adapter (tokenised by the base); "" makes it a plain LoRA."""
+
+    name: str
+    text: str
+
+
+class Generate(Struct):
+    request_id: int
+    prompt: Prompt
+    mix: Mix = ()
+    sampling: Sampling = Sampling()
+
+
+class SetMix(Struct):
+    """The mix for the named running requests from their next token on; and the standing mix, whose adapters get slots at once.
+
+    Setting the mix that is already set does nothing and says nothing.
+    """
+
+    mix: Mix
+    request_ids: tuple[int, ...] = ()
+
+
+class Abort(Struct):
+    request_id: int
+
+
+class Shutdown(Struct):
+    pass
+
+
+Command = LoadModel | CancelLoad | LoadAdapter | UnloadAdapter | PinAdapter | SetInvocation | Generate | SetMix | Abort | Shutdown

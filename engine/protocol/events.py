@@ -1,0 +1,191 @@
+"""Events: engine -> front end. Happenings, and the snapshot among them."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from .facts import Activation, AdapterInfo, ModelInfo, RequestStats
+from .snapshot import EngineSnapshot
+from .words import Mix, Struct
+
+
+class EngineStarted(Struct):
+    pid: int
+    torch: str
+    devices: tuple[str, ...]
+
+
+class ModelLoading(Struct):
+    """Progress. `phase` is "download", "header", "tokenizer", "weights" or "warm-up"; `done`/`total` in bytes, total 0 when unknown."""
+
+    phase: str
+    item: str
+    done: int
+    total: int
+
+
+class ModelLoaded(Struct):
+    model: ModelInfo
+    ms: float
+
+
+class ModelFailed(Struct):
+    message: str
+    cancelled: bool = False
+    out_of_memory: bool = False
+
+
+class AdapterLoaded(Struct):
+    adapter: AdapterInfo
+    ms: float
+
+
+class AdapterFailed(Struct):
+    name: str
+    path: str
+    message: str
+    out_of_memory: bool = False
+
+
+class AdapterUnloading(Struct):
+    """The unload waits for requests that use the adapter."""
+
+    name: str
+    waiting_for: tuple[int, ...]
+
+
+class AdapterUnloaded(Struct):
+    name: str
+    freed_bytes: int
+
+
+class AdapterChanged(Struct):
+    """Its invocation or another fact was changed by a command."""
+
+    adapter: AdapterInfo
+
+
+class SlotLoaded(Struct):
+    slot: int
+    adapter: str
+    bytes: int
+    ms: float
+    source: str
+    """"host" or "disk" """
+    because: str
+
+
+class SlotTouched(Struct):
+    """A request or mix began to use an adapter that was already in its slot."""
+
+    slot: int
+    adapter: str
+
+
+class SlotEvicted(Struct):
+    slot: int
+    adapter: str
+    because: str
+
+
+class HostLoaded(Struct):
+    adapter: str
+    bytes: int
+    ms: float
+
+
+class HostEvicted(Struct):
+    adapter: str
+    bytes: int
+    because: str
+
+
+class MixSet(Struct):
+    """A SetMix took effect; `at_token` counts the reply's tokens that came before, by request."""
+
+    mix: Mix
+    at_token: dict[int, int]
+    activations: dict[int, tuple[Activation, ...]] = {}
+    """where the aLoRAs of the mix act in the requests that it changed"""
+
+
+class MixRefused(Struct):
+    """A SetMix was not taken; what was set before still holds."""
+
+    mix: Mix
+    message: str
+
+
+class RequestQueued(Struct):
+    """A request must wait; `because` says for what, with the numbers."""
+
+    request_id: int
+    because: str
+
+
+class RequestStarted(Struct):
+    request_id: int
+    prompt_tokens: int
+    activations: tuple[Activation, ...] = ()
+
+
+class TextDelta(Struct):
+    """New text of a reply (whole characters only) and how many tokens it has now."""
+
+    request_id: int
+    text: str
+    tokens: int
+
+
+class RequestFinished(Struct):
+    request_id: int
+    reason: Literal["stop", "length", "context", "aborted"]
+    stats: RequestStats
+    ids: tuple[int, ...] = ()
+    """the reply's token ids, the end token included when it was drawn"""
+
+
+class RequestFailed(Struct):
+    request_id: int
+    message: str
+    out_of_memory: bool = False
+
+
+class StepFinished(Struct):
+    """One forward. `ms_by_op` has the keys of STEP_OPS; they sum to `ms`."""
+
+    step: int
+    prefill_tokens: int
+    decode_tokens: int
+    requests: int
+    adapters: int
+    max_rank: int
+    ms: float
+    ms_by_op: dict[str, float]
+
+
+STEP_OPS = ("base matmul", "shrink", "expand", "attention", "sampling", "other")
+
+
+class CommandFailed(Struct):
+    """A command could not be carried out (unknown adapter, ...); nothing changed."""
+
+    message: str
+
+
+class EngineFailed(Struct):
+    """The engine cannot go on. From the backend when the process died; `fatal` False means it recovered and requests were dropped."""
+
+    message: str
+    fatal: bool = True
+    out_of_memory: bool = False
+
+
+Event = (
+    EngineStarted | ModelLoading | ModelLoaded | ModelFailed
+    | AdapterLoaded | AdapterFailed | AdapterUnloading | AdapterUnloaded | AdapterChanged
+    | SlotLoaded | SlotTouched | SlotEvicted | HostLoaded | HostEvicted | MixSet | MixRefused
+    | RequestQueued | RequestStarted | TextDelta | RequestFinished | RequestFailed
+    | StepFinished | CommandFailed | EngineFailed | EngineSnapshot
+)
+Emit = Callable[[Event], None]

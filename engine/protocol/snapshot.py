@@ -1,0 +1,64 @@
+"""The snapshot: what is, whole, at most 10 a second."""
+from __future__ import annotations
+
+from typing import Literal
+
+from .facts import AdapterInfo, ModelInfo
+from .words import Mix, Struct
+
+
+class SlotView(Struct):
+    slot: int
+    adapter: str = ""
+    """"" when free"""
+    rank: int = 0
+    bytes: int = 0
+    pinned: bool = False
+    users: int = 0
+    """running requests that use it"""
+    idle_s: float = 0.0
+    """seconds since last use"""
+
+
+class AdapterView(Struct):
+    info: AdapterInfo
+    tier: Literal["slot", "host", "disk"]
+    slot: int = -1
+    pinned: bool = False
+
+
+class HostView(Struct):
+    used_bytes: int = 0
+    limit_bytes: int = 0
+    adapters: tuple[str, ...] = ()
+    """least recently used first"""
+
+
+class KvOwner(Struct):
+    request_id: int
+    blocks: int
+    tokens: int
+    """tokens whose keys and values are stored"""
+    mix: Mix = ()
+
+
+class KvView(Struct):
+    block_tokens: int = 0
+    blocks: int = 0
+    bytes: int = 0
+    owners: tuple[KvOwner, ...] = ()
+
+
+class EngineSnapshot(Struct):
+    model: ModelInfo | None = None
+    adapters: tuple[AdapterView, ...] = ()
+    slots: tuple[SlotView, ...] = ()
+    host: HostView = HostView()
+    kv: KvView = KvView()
+    mix: Mix = ()
+    running: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    memory_bytes: int = 0
+    """resident set of the engine process"""
+    composed_bytes: int = 0
+    """device memory of adapters laid end to end for steps that use several at once (at most two such compositions), beside the slots"""

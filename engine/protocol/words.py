@@ -1,0 +1,60 @@
+"""Words that commands and events share."""
+from __future__ import annotations
+
+import msgspec
+
+
+class Struct(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of everything that travels: immutable, tagged with its class name."""
+
+
+class AdapterUse(Struct):
+    """One adapter in a mix. `scale` is what the user sets: 1 is as trained, 0 is off, negative is allowed."""
+
+    name: str
+    scale: float = 1.0
+
+
+Mix = tuple[AdapterUse, ...]
+
+
+class Message(Struct):
+    role: str
+    content: str
+
+
+class Chat(Struct):
+    """Messages for the model's chat template.
+
+    `opening` is text put after the messages instead of the template's generation prompt; special
+    tokens in it are parsed. It is how an aLoRA's invocation is asked for.
+    """
+
+    messages: tuple[Message, ...]
+    opening: str = ""
+
+
+class RawText(Struct):
+    """Text that is tokenised as it stands, special tokens parsed, no template."""
+
+    text: str
+
+
+class TokenIds(Struct):
+    ids: tuple[int, ...]
+
+
+Prompt = Chat | RawText | TokenIds
+
+
+class Sampling(Struct):
+    """How a token is drawn. `temperature` 0 is greedy; 0 / 1.0 / 0.0 / 1.0 switch top_k / top_p / min_p / penalty off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
