@@ -176,7 +176,7 @@ def test_the_child_answers_and_ends_when_its_stdin_closes(tiny_gguf: Write) -> N
             if isinstance(event, RequestFinished):
                 break
         first, second = _of(events, EngineStarted)
-        assert first.pid == child.pid and first.devices == () and second.devices[0] == "cpu" and first.torch == torch.__version__
+        assert first.pid == child.pid and first.devices == () and second.devices[0] == "cpu" and torch.__version__.startswith(first.torch)
         child.stdin.close()
         assert child.wait(30) == 0
 
