@@ -24,12 +24,12 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
         f"{size_text(info.bytes)} · sha {clean_line(info.digest[:12])}",
         clean_line(f"for {info.base_model}", width) if info.base_model else "does not say for which base",
     ]
+    if info.invocation:  # high up: without it the adapter seems to do nothing
+        ids = " ".join(map(str, info.invocation_tokens[:12]))
+        lines[2:2] = ["acts only after its invocation: v invokes it on this chat, f changes it",
+                      f"⚑ {clean_line(info.invocation, 80)} = {len(info.invocation_tokens)} tok: {ids}"]
     if info.norms:
         lines.append(f"‖ΔW‖ {sparkline(folded(info.norms, max(width - 6, 8)), 200)}")
-    if info.invocation:
-        ids = " ".join(map(str, info.invocation_tokens[:12]))
-        lines.append(f"⚑ {clean_line(info.invocation, 80)} = {len(info.invocation_tokens)} tok: {ids}")
-        lines.append("acts only after its invocation: v invokes it on this chat, f changes it")
     if view:
         lines.append(f"in {f'slot G{view.slot}' if view.tier == 'slot' else view.tier}{', pinned' if view.pinned else ''}")
     return lines + [f"! {clean_line(note, 300)}" for note in info.notes]
