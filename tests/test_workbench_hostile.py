@@ -8,7 +8,7 @@ from bench_pilot import bench_app, running, say, screen_text, settled
 from fake_engine import adapter, model, stats, step
 
 from lora_bench.engine import protocol as p
-from lora_bench.workbench.panels.chat import ItemView
+from lora_bench.workbench.panels.item import ItemView
 from lora_bench.workbench.screens.engine import EngineScreen
 from lora_bench.workbench.state import StartAdapter
 

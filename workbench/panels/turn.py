@@ -12,7 +12,7 @@ from ..reply_facts import meter_lines
 from ..text import clean, clean_line
 from ..transcript import Turn
 from ..widgets.reply_text import ReplyText
-from .chat import ItemView
+from .item import ItemView
 
 
 class TurnView(ItemView):

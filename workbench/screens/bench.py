@@ -16,8 +16,9 @@ from ..control import MAX_PROMPT, Control
 from ..header import header_line, welcome
 from ..keys import bindings
 from ..panels.adapters import AdaptersPanel
-from ..panels.chat import ItemView, Transcript
+from ..panels.chat import Transcript
 from ..panels.engine import EventsPanel, KvPanel, Panel, SlotsPanel, StepsPanel, status_line
+from ..panels.item import ItemView
 from ..text import clean_line, counted, size_text
 from ..widgets.adapter_list import AdapterList
 from ..widgets.ask import AskField
