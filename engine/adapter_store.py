@@ -113,16 +113,23 @@ class AdapterStore:
         """Make `name` an aLoRA that starts at `text`, tokenised by the base; "" makes it a plain LoRA."""
         with self._lock:
             record = self._record(name)
+            if text == record.info.invocation:
+                return record.info  # the adapter's own ids stay: its text may be tokenised otherwise
             tokens = tuple(self._tokenizer.encode(text, special=True)) if text else ()
             if text and not tokens:
                 raise AdapterError(f"the invocation {text!r} of adapter {name!r} has no tokens in this base; give another text")
             if len(tokens) > MAX_INVOCATION:
                 raise AdapterError(f"the invocation of adapter {name!r} has {len(tokens)} tokens, over the limit of {MAX_INVOCATION}; "
                                    "give a shorter text")
-            if (text, tokens) != (record.info.invocation, record.info.invocation_tokens):
-                record.info = msgspec.structs.replace(record.info, invocation=text, invocation_tokens=tokens)
-                self._emit(AdapterChanged(record.info))
+            record.info = msgspec.structs.replace(record.info, invocation=text, invocation_tokens=tokens)
+            self._emit(AdapterChanged(record.info))
             return record.info
+
+    def clear(self) -> None:
+        """Forget every adapter; no request may use one."""
+        with self._lock:
+            for name in list(self._records):
+                self._forget(name)
 
     # -- requests ----------------------------------------------------------------------------------
     def expect(self, user: int, names: Iterable[str]) -> None:

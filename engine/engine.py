@@ -15,7 +15,6 @@ from .loaded import LoadedModel, load_model
 from .mix import TokenMix, check_mix, resolve_mix
 from .protocol import (
     AdapterInfo,
-    AdapterUnloaded,
     Emit,
     EngineSnapshot,
     Generate,
@@ -79,8 +78,7 @@ class Engine:
         if self._model is None:
             return
         self.drop_requests(f"the base was unloaded: {because}")
-        for view in self._model.store.adapter_views():
-            self._emit(AdapterUnloaded(view.info.name, view.info.bytes))
+        self._model.store.clear()
         self._model, self._mix = None, ()
 
     # -- adapters --------------------------------------------------------------------------------

@@ -22,9 +22,6 @@ class Lru:
         """Least recently used first."""
         return iter(self._order)
 
-    def __len__(self) -> int:
-        return len(self._order)
-
     def victims(self, count: int, protected: Collection[str]) -> list[str]:
         """The `count` least recently used keys outside `protected`, or fewer when there are no more."""
         return [key for key in self._order if key not in protected][:max(count, 0)]

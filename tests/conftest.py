@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the engine's process does: see engine/__main__.py
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # shorter than the engine's process sets it: tests share their cores
 
 
 @pytest.fixture(autouse=True)

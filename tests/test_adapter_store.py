@@ -251,6 +251,24 @@ def test_an_invocation_is_shown_set_and_taken_away(bench: _Bench, adapter_folder
         bench.store.set_invocation("aa", "t1")
 
 
+def test_the_same_invocation_text_keeps_the_ids_of_the_file(
+    bench: _Bench, adapter_folder: Folder, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench.store.load(adapter_folder("a", alora_invocation_tokens=[3, 4]))
+    monkeypatch.setattr(_Words, "encode", lambda self, text, special: [9])  # the base would tokenise the text otherwise
+    assert bench.store.set_invocation("a", "t3 t4").invocation_tokens == (3, 4)
+    assert not bench.seen(AdapterChanged)
+
+
+def test_clearing_tells_what_each_adapter_really_freed(tiny_facts: ModelFacts, adapter_folder: Folder) -> None:
+    bench = _Bench(tiny_facts, host_bytes=BYTES)
+    for name in ("a", "b"):
+        bench.store.load(adapter_folder(name))  # the second sends the first back to disk
+    bench.store.clear()
+    assert [(event.name, event.freed_bytes) for event in bench.seen(AdapterUnloaded)] == [("a", 0), ("b", BYTES)]
+    assert not bench.store.adapter_views()
+
+
 # -- random commands against a naive model -------------------------------------------------------
 NAMES = st.sampled_from("abcd")
 USERS = st.integers(1, 3)

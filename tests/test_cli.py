@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lora_bench.engine import mix, request
+from lora_bench.engine import config, mix, request
 from lora_bench.workbench import arguments, exit_codes, output
 from lora_bench.workbench.arguments import (
     AdapterArgument,
@@ -82,7 +82,8 @@ def test_samples_are_found_where_a_model_or_an_adapter_may_stand() -> None:
 
 
 def test_limits_are_the_engines() -> None:
-    assert (arguments.MAX_SCALE, arguments.MAX_STOPS, arguments.MAX_STOP_CHARACTERS) == (mix.MAX_SCALE, request.MAX_STOPS, request.MAX_STOP_CHARACTERS)
+    ours = arguments.MAX_SCALE, arguments.MAX_SLOTS, arguments.MAX_STOPS, arguments.MAX_STOP_CHARACTERS
+    assert ours == (mix.MAX_SCALE, config.MAX_SLOTS, request.MAX_STOPS, request.MAX_STOP_CHARACTERS)
 
 
 @pytest.mark.parametrize(("typed", "meant"), [

@@ -13,6 +13,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 MAX_SCALE = 1e6
+MAX_SLOTS = 256
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1000
 """the engine's own limits, known here so that nothing is loaded for what it would refuse"""

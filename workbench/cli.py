@@ -8,6 +8,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from . import exit_codes, output
 from .arguments import (
+    MAX_SLOTS,
     MAX_STOP_CHARACTERS,
     MAX_STOPS,
     AdapterArgument,
@@ -45,7 +46,7 @@ Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where the mod
 Dtype = Annotated[Literal["auto", "fp32", "bf16", "fp16"], Parameter(help="Number format of the weights in memory.")]
 Context = Annotated[str, Parameter(help="Tokens one chat may hold, for example 4096 or 4k; "
                                          "0 takes what the model was trained for, at most 8192.")]
-Slots = Annotated[int, Parameter(validator=Within(1, 1024), help="Adapters that lie ready on the device at once.")]
+Slots = Annotated[int, Parameter(validator=Within(1, MAX_SLOTS), help="Adapters that lie ready on the device at once.")]
 HostCache = Annotated[str, Parameter(help="Memory for adapters that wait outside the slots, for example 512M or 2G.")]
 Json = Annotated[bool, Parameter(negative="", help="Print one JSON document instead of text.")]
 Words = Annotated[str | None, Parameter(allow_leading_hyphen=True)]

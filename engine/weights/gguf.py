@@ -50,12 +50,6 @@ class GgufHeader:
     file_bytes: int
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether the file starts as a GGUF does. Raises FormatError, OSError."""
-    with open_regular(path) as stream:
-        return stream.read(4) == MAGIC
-
-
 def read_header(path: Path) -> GgufHeader:
     """Metadata and tensor places of a GGUF file of version 2 or 3, little endian.
 

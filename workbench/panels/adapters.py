@@ -9,6 +9,7 @@ from textual.widgets import Static
 
 from ...sample_adapters import sample_adapters
 from ..adapter_facts import fact_lines
+from ..arguments import escape, unescape
 from ..control import Control
 from ..keys import bindings
 from ..mixboard import parse_scale, scale_text
@@ -176,9 +177,9 @@ class AdaptersPanel(Vertical):
             return
 
         def take(text: str) -> None:
-            self._control.set_invocation(name, text.replace("\\n", "\n"))
+            self._control.set_invocation(name, unescape(text))
 
-        self.query_one(Ask).ask(f"invocation of {name} (empty: plain LoRA)", info.invocation.replace("\n", "\\n"), take)
+        self.query_one(Ask).ask(f"invocation of {name} (empty: plain LoRA)", escape(info.invocation), take)
 
     def action_invoke(self) -> None:
         if (name := self.name_here) is not None:
