@@ -6,64 +6,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_bench import PROMPT, Bench
 
-from lora_bench.engine.engine import Engine
 from lora_bench.engine.models.facts import ModelFacts
 from lora_bench.engine.protocol import (
     AdapterUnloaded,
     AdapterUnloading,
     AdapterUse,
-    Event,
-    Generate,
     LoadModel,
-    Mix,
     MixSet,
     RawText,
     RequestFailed,
-    RequestFinished,
     RequestQueued,
     RequestStarted,
-    Sampling,
     SlotEvicted,
     StepFinished,
-    TextDelta,
     TokenIds,
 )
 from lora_bench.engine.stop_text import StopText
 
 Write = Callable[..., Path]
-PROMPT = TokenIds((5, 6, 7, 8, 9, 10, 11))
-
-
-class Bench:
-    def __init__(self, base: Path, **load: object) -> None:
-        self.events: list[Event] = []
-        self.engine = Engine(self.events.append)
-        self.engine.load_model(LoadModel(str(base), device="cpu", **load))
-
-    def submit(self, number: int, prompt: object = PROMPT, mix: Mix = (), **sampling: object) -> None:
-        self.engine.submit(Generate(number, prompt, mix, Sampling(**{"max_tokens": 20} | sampling)))
-
-    def run(self, steps: int = 10_000) -> None:
-        while steps and self.engine.step():
-            steps -= 1
-
-    def of(self, kind: type) -> list:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def text(self, number: int) -> str:
-        return "".join(event.text for event in self.of(TextDelta) if event.request_id == number)
-
-    def finished(self, number: int) -> RequestFinished:
-        (event,) = [event for event in self.of(RequestFinished) if event.request_id == number]
-        return event
-
-    def reply(self, mix: Mix = (), **settings: object) -> tuple[int, ...]:
-        self.submit(999, mix=mix, **settings)
-        self.run()
-        ids = self.finished(999).ids
-        self.events.clear()
-        return ids
 
 
 @pytest.fixture

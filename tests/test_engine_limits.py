@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from engine_bench import PROMPT, Bench
 
 from lora_bench.engine import config
 from lora_bench.engine.adapter_store import AdapterStore
@@ -23,7 +24,6 @@ from lora_bench.engine.protocol import (
     Generate,
     LoadModel,
     Message,
-    Mix,
     MixSet,
     RawText,
     RequestFailed,
@@ -39,7 +39,6 @@ from lora_bench.engine.service import Inbox, serve
 from lora_bench.engine.tokenizer import Tokenizer
 
 Write = Callable[..., Path]
-PROMPT = TokenIds((5, 6, 7, 8))
 
 
 @pytest.fixture
@@ -48,27 +47,6 @@ def base(tiny_gguf: Write, tiny_tensors: dict[str, torch.Tensor]) -> Path:
     head = tiny_tensors["lm_head.weight"].clone()
     head[:5] = 0
     return tiny_gguf(tensors={"output.weight": head.numpy()})
-
-
-class Bench:
-    def __init__(self, base: Path, **load: object) -> None:
-        self.events: list[Event] = []
-        self.engine = Engine(self.events.append)
-        self.engine.load_model(LoadModel(str(base), device="cpu", **load))
-
-    def submit(self, number: int, prompt: object = PROMPT, mix: Mix = (), **sampling: object) -> None:
-        self.engine.submit(Generate(number, prompt, mix, Sampling(**{"max_tokens": 20} | sampling)))
-
-    def run(self, steps: int = 1000) -> None:
-        while steps and self.engine.step():
-            steps -= 1
-
-    def of(self, kind: type) -> list:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def ids(self, number: int) -> tuple[int, ...]:
-        (done,) = [event for event in self.of(RequestFinished) if event.request_id == number]
-        return done.ids
 
 
 @pytest.mark.parametrize("settings,words", [

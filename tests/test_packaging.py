@@ -55,25 +55,26 @@ def test_the_two_commands_come_first_in_the_readme() -> None:
     assert commands[:2] == ["run", "test"]
 
 
-def test_make_names_what_is_missing_when_there_is_no_python(tmp_path: Path) -> None:
+def _bare_checkout(folder: Path) -> Path:
+    """What make needs in `folder`, and beside it a folder of tools without any Python."""
     for name in ("Makefile", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    tools = tmp_path / "bin"
+        shutil.copy(ROOT / name, folder)
+    tools = folder / "bin"
     tools.mkdir()
     for tool in ("sh", "make"):
         (tools / tool).symlink_to(shutil.which(tool))
+    return tools
+
+
+def test_make_names_what_is_missing_when_there_is_no_python(tmp_path: Path) -> None:
+    tools = _bare_checkout(tmp_path)
     done = subprocess.run(["make", "test"], cwd=tmp_path, env={"PATH": str(tools)}, capture_output=True, text=True)
     assert done.returncode != 0 and "needs Python 3.11, 3.12 or 3.13" in done.stderr
     assert not (tmp_path / ".venv").exists()
 
 
 def test_make_says_when_venv_is_missing(tmp_path: Path) -> None:
-    for name in ("Makefile", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for tool in ("sh", "make"):
-        (tools / tool).symlink_to(shutil.which(tool))
+    tools = _bare_checkout(tmp_path)
     python = tools / "python3"
     python.write_text(f'#!/bin/sh\ncase "$2" in *ensurepip*) exit 1;; esac\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)

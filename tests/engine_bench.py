@@ -1,0 +1,44 @@
+"""An engine on a tiny base with its events kept, for the tests that drive it step by step."""
+from __future__ import annotations
+
+from pathlib import Path
+
+from lora_bench.engine.engine import Engine
+from lora_bench.engine.protocol import Event, Generate, LoadModel, Mix, RequestFinished, Sampling, TextDelta, TokenIds
+
+PROMPT = TokenIds((5, 6, 7, 8, 9, 10, 11))
+
+
+class Bench:
+    def __init__(self, base: Path, **load: object) -> None:
+        self.events: list[Event] = []
+        self.engine = Engine(self.events.append)
+        self.engine.load_model(LoadModel(str(base), device="cpu", **load))
+
+    def submit(self, number: int, prompt: object = PROMPT, mix: Mix = (), **sampling: object) -> None:
+        self.engine.submit(Generate(number, prompt, mix, Sampling(**{"max_tokens": 20} | sampling)))
+
+    def run(self, steps: int = 10_000) -> None:
+        while steps and self.engine.step():
+            steps -= 1
+
+    def of(self, kind: type) -> list:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def text(self, number: int) -> str:
+        return "".join(event.text for event in self.of(TextDelta) if event.request_id == number)
+
+    def finished(self, number: int) -> RequestFinished:
+        (event,) = [event for event in self.of(RequestFinished) if event.request_id == number]
+        return event
+
+    def ids(self, number: int) -> tuple[int, ...]:
+        return self.finished(number).ids
+
+    def reply(self, mix: Mix = (), **settings: object) -> tuple[int, ...]:
+        """The reply to a request that runs alone; no event is left behind."""
+        self.submit(999, mix=mix, **settings)
+        self.run()
+        ids = self.ids(999)
+        self.events.clear()
+        return ids
