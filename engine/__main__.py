@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 NICENESS = 5
 """the screen's process goes first when cores are short"""
 SPINS = "10000"
-"""GOMP_SPINCOUNT: how long OpenMP's threads spin for each other before they sleep. Its own default is so long that on busy cores
-they burn the time the others need: measured 5 to 10 times slower. A tenth of this is 25 % slower on idle cores: threads that slept
-must be woken for every product."""
+"""GOMP_SPINCOUNT: how long OpenMP's threads spin for each other before they sleep. A trade: on idle cores 1000 decodes a quarter
+slower than this, for threads that slept must be woken for every product; on cores that others keep busy spinning burns the time the
+others need, 1000 decoded about twice as fast there, and OpenMP's own far longer default 5 to 10 times slower."""
 EXIT_SECONDS = 1.0
 """that the loop has to end by itself when the front end is gone"""
 
