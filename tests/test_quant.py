@@ -9,31 +9,56 @@ from gguf import quants
 
 from lora_bench.engine.weights.entry import BLOCKS, READABLE
 from lora_bench.engine.weights.gguf import TYPES
-from lora_bench.kernels.quant import QUANT_TYPES, dequantize
+from lora_bench.kernels.quant import QUANT_TYPES, dequantize, swap_byte_order_
 
 KINDS = sorted(QUANT_TYPES)
-SCALE_BYTES = {"Q8_0": (0, 1), "Q4_0": (0, 1), "Q4_1": (0, 1, 2, 3)}
+HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2),
+          "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
+"""where the float16 scales of a block lie"""
+HOSTILE_HALVES = torch.tensor([0x0000, 0x8000, 0x0001, 0x83ff, 0x0400, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7e00, 0xfe01], dtype=torch.int32)
+"""zeros, subnormal, smallest normal, largest, infinite, NaN"""
 
 
-def random_blocks(kind: str, count: int) -> torch.Tensor:
-    """Blocks whose scales are finite numbers, subnormal ones included; the rest is any byte."""
-    size = QUANT_TYPES[kind].block_bytes
-    blocks = torch.randint(0, 256, (count, size), dtype=torch.uint8)
-    for low in SCALE_BYTES.get(kind, ())[::2]:
+def random_blocks(kind: str, count: int, hostile: bool) -> torch.Tensor:
+    """Blocks of any bytes; their scales are finite numbers, subnormal ones included, or `hostile` ones."""
+    blocks = torch.randint(0, 256, (count, QUANT_TYPES[kind].block_bytes), dtype=torch.uint8)
+    for low in HALVES.get(kind, ()):
         scales = (torch.randn(count) * 10.0 ** torch.randint(-7, 3, (count,))).to(torch.float16)
+        if hostile:
+            scales = HOSTILE_HALVES[torch.randint(0, len(HOSTILE_HALVES), (count,))].to(torch.int16).view(torch.float16)
         blocks[:, low:low + 2] = scales.view(torch.uint8).view(count, 2)
+    if hostile and kind == "MXFP4":
+        blocks[:, 0] = torch.tensor([0, 1, 2, 3, 127, 254, 255], dtype=torch.uint8)[torch.randint(0, 7, (count,))]
     return blocks
 
 
+@pytest.mark.parametrize("hostile", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_gguf_bit_for_bit(kind: str, seed: int) -> None:
-    blocks = random_blocks(kind, 257)
-    expected = quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[kind]).astype(np.float32).reshape(-1)
+def test_equals_gguf_bit_for_bit(kind: str, hostile: bool, seed: int) -> None:
+    blocks = random_blocks(kind, 257, hostile)
+    with np.errstate(all="ignore"):
+        expected = quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[kind]).astype(np.float32).reshape(-1)
     ours = dequantize(blocks.view(-1), kind)
     assert ours.dtype == torch.float32 and ours.numel() == 257 * QUANT_TYPES[kind].block_elements
-    finite = ~np.isnan(expected)
-    assert np.array_equal(ours.numpy().view(np.uint32)[finite], expected.view(np.uint32)[finite])
-    assert np.array_equal(np.isnan(ours.numpy()), ~finite)
+    number = ~np.isnan(expected)
+    assert np.array_equal(ours.numpy().view(np.int32)[number], expected.view(np.int32)[number])
+    assert np.array_equal(np.isnan(ours.numpy()), ~number)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_other_byte_order(kind: str, seed: int) -> None:
+    """Swapping is its own inverse, and turns round what numpy reads as numbers of several bytes."""
+    blocks = random_blocks(kind, 5, False)
+    swapped = swap_byte_order_(blocks.clone().view(-1), kind).view(5, -1)
+    for low in HALVES.get(kind, ()):
+        there = np.ascontiguousarray(swapped[:, low:low + 2].numpy()).view(">f2")
+        assert np.array_equal(there, np.ascontiguousarray(blocks[:, low:low + 2].numpy()).view("<f2"), equal_nan=True)
+    if QUANT_TYPES[kind].block_elements == 1:
+        width = f"{QUANT_TYPES[kind].block_bytes}"
+        assert np.array_equal(swapped.numpy().view(">u" + width), blocks.numpy().view("<u" + width))
+    assert torch.equal(swap_byte_order_(swapped.clone().view(-1), kind), blocks.view(-1))
+    apart = sum(width for _, width in QUANT_TYPES[kind].wide)
+    assert ((swapped != blocks).sum(1) <= apart).all()
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
@@ -50,8 +75,9 @@ def test_a_torn_block_is_refused() -> None:
         dequantize(torch.zeros(35, dtype=torch.uint8), "Q8_0")
 
 
-def test_no_blocks_are_no_numbers() -> None:
-    assert dequantize(torch.zeros(0, dtype=torch.uint8), "Q4_1").shape == (0,)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_blocks_are_no_numbers(kind: str) -> None:
+    assert dequantize(torch.zeros(0, dtype=torch.uint8), kind).shape == (0,)
 
 
 def test_tables_agree_with_each_other_and_with_gguf() -> None:
