@@ -62,7 +62,7 @@ class AdapterStore:
         self._host = HostCache(host_bytes, emit)
         self._pool = SlotPool(slots, emit)
         shapes = module_shapes(facts)
-        outputs = {key: [shapes[module][0] for module in modules] for key, modules in fused_modules(facts.layers).items()}
+        outputs = {key: [shapes[module][0] for module in modules] for key, modules in fused_modules(facts).items()}
         self._routings = RoutingCache(facts.layers, outputs, device)
         self._queued: dict[int, frozenset[str]] = {}
         """what waiting requests will need"""
@@ -251,7 +251,7 @@ class AdapterStore:
         if twins:
             notes = (*notes, f"the same content as {', '.join(map(repr, twins))}")
         invocation = self.text(info.invocation_tokens) if info.invocation_tokens else ""
-        return Adapter(msgspec.structs.replace(info, name=name, notes=notes, invocation=invocation), adapter.modules)
+        return Adapter(msgspec.structs.replace(info, name=name, notes=notes, invocation=invocation), adapter.weights)
 
     def _fetch(self, name: str) -> tuple[Arrival, Adapter]:
         """`name` on the device, from the host tier or read again from disk and proved to be the same."""
@@ -260,7 +260,7 @@ class AdapterStore:
         source = "disk" if adapter is None else "host"
         if adapter is None:
             adapter = self._read_again(name)
-        content = build_content(adapter, self._facts.layers, self._device, self._dtype)
+        content = build_content(adapter, self._facts, self._device, self._dtype)
         return Arrival(name, content, source, _ms_since(began)), adapter
 
     def _read_again(self, name: str) -> Adapter:

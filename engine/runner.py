@@ -12,7 +12,8 @@ from .adapter_store import AdapterStore
 from .batch import Chunk, step_inputs
 from .blocks import BLOCK_TOKENS, BlockTable
 from .mix import fill_weights
-from .models.decoder import ActiveLora, Decoder
+from .models.acting import ActiveLora
+from .models.decoder import Decoder
 from .protocol import STEP_OPS, StepFinished
 from .request import Request
 from .scheduler import Work

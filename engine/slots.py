@@ -10,14 +10,7 @@ from torch import Tensor
 
 from .adapters.adapter import Adapter, LoraPair
 from .adapters.errors import AdapterError
-
-FUSED: dict[str, tuple[str, ...]] = {
-    "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "o_proj": ("self_attn.o_proj",),
-    "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-    "down_proj": ("mlp.down_proj",),
-}
-"""the decoder's fused linears of a layer -> the modules whose outputs they hold, in order"""
+from .models.facts import ModelFacts, linear_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +52,24 @@ class Slot:
         return freed
 
 
-def fused_modules(layers: int) -> dict[tuple[int, str], tuple[str, ...]]:
+def fused_modules(facts: ModelFacts) -> dict[tuple[int, str], tuple[str, ...]]:
     """(layer, fused linear) -> canonical names of its modules in order; lm_head last, by (layers, "lm_head")."""
     table = {
         (layer, fused): tuple(f"layers.{layer}.{module}" for module in modules)
-        for layer in range(layers) for fused, modules in FUSED.items()
+        for layer in range(facts.layers) for fused, modules in linear_layout(facts).items()
     }
-    table[layers, "lm_head"] = ("lm_head",)
+    table[facts.layers, "lm_head"] = ("lm_head",)
     return table
 
 
-def build_content(adapter: Adapter, layers: int, device: torch.device, dtype: torch.dtype) -> SlotContent:
+def build_content(adapter: Adapter, facts: ModelFacts, device: torch.device, dtype: torch.dtype) -> SlotContent:
     """`adapter` as a slot holds it: on `device`, in `dtype`; scaling is folded into B in fp32 before it is rounded to `dtype`.
 
     Raises AdapterError when B times its scaling is too large for `dtype`.
     """
     parts: dict[tuple[int, str], FusedPart] = {}
     nbytes = 0
-    for key, modules in fused_modules(layers).items():
+    for key, modules in fused_modules(facts).items():
         pairs = [adapter.modules.get(module) for module in modules]
         present = [pair for pair in pairs if pair is not None]
         if not present:

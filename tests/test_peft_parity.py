@@ -14,7 +14,8 @@ from lora_bench.engine.adapters.peft import load_adapter, open_adapter
 from lora_bench.engine.batch import Chunk, step_inputs
 from lora_bench.engine.blocks import BlockTable
 from lora_bench.engine.mix import fill_weights, resolve_mix
-from lora_bench.engine.models.decoder import ActiveLora, Decoder
+from lora_bench.engine.models.acting import ActiveLora
+from lora_bench.engine.models.decoder import Decoder
 from lora_bench.engine.models.facts import ModelFacts
 from lora_bench.engine.protocol import AdapterUse, Mix
 

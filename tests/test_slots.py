@@ -34,13 +34,13 @@ def _adapters(folder: Folder, facts: ModelFacts) -> list[Adapter]:
 
 def _sizes(facts: ModelFacts) -> dict[tuple[int, str], list[int]]:
     shapes = module_shapes(facts)
-    return {key: [shapes[module][0] for module in modules] for key, modules in fused_modules(facts.layers).items()}
+    return {key: [shapes[module][0] for module in modules] for key, modules in fused_modules(facts).items()}
 
 
 def _filled(adapters: list[Adapter], facts: ModelFacts, dtype: torch.dtype = torch.float32) -> list[Slot]:
     slots = [Slot(index) for index in range(len(adapters))]
     for slot, adapter in zip(slots, adapters, strict=True):
-        slot.fill(adapter.info.name, build_content(adapter, facts.layers, CPU, dtype))
+        slot.fill(adapter.info.name, build_content(adapter, facts, CPU, dtype))
     return slots
 
 
@@ -52,7 +52,7 @@ def test_every_fused_linear_gets_the_sum_of_the_deltas(adapter_folder: Folder, t
     weights[2] = 0
     step = routing.step(weights)
     shapes = module_shapes(tiny_facts)
-    for (layer, fused), modules in fused_modules(tiny_facts.layers).items():
+    for (layer, fused), modules in fused_modules(tiny_facts).items():
         linear = routing.head if fused == "lm_head" else routing.layers[layer].get(fused)
         x = torch.randn(6, shapes[modules[0]][1])
         expected = torch.cat([sum(
@@ -70,7 +70,7 @@ def test_every_fused_linear_gets_the_sum_of_the_deltas(adapter_folder: Folder, t
 
 def test_scaling_is_folded_before_rounding(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
     adapter = load_adapter(open_adapter(adapter_folder("a", ("o_proj",), lora_alpha=0.3)), tiny_facts, "a")
-    content = build_content(adapter, tiny_facts.layers, CPU, torch.bfloat16)
+    content = build_content(adapter, tiny_facts, CPU, torch.bfloat16)
     pair, part = adapter.modules["layers.0.self_attn.o_proj"], content.parts[0, "o_proj"]
     assert part.b[0] is not None
     assert torch.equal(part.b[0], (pair.b * pair.scaling).T.bfloat16())
@@ -80,9 +80,9 @@ def test_scaling_is_folded_before_rounding(adapter_folder: Folder, tiny_facts: M
 
 def test_weights_too_large_for_the_dtype_are_refused(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
     adapter = load_adapter(open_adapter(adapter_folder("a", lora_alpha=1e7)), tiny_facts, "a")
-    build_content(adapter, tiny_facts.layers, CPU, torch.bfloat16)
+    build_content(adapter, tiny_facts, CPU, torch.bfloat16)
     with pytest.raises(AdapterError, match="adapter 'a': .*too large for float16"):
-        build_content(adapter, tiny_facts.layers, CPU, torch.float16)
+        build_content(adapter, tiny_facts, CPU, torch.float16)
 
 
 def test_one_adapter_is_used_as_it_lies(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
@@ -111,7 +111,7 @@ def test_compositions_are_kept_until_a_slot_changes(adapter_folder: Folder, tiny
     cache = RoutingCache(tiny_facts.layers, _sizes(tiny_facts), CPU)
     first = cache.get(slots[:2])
     assert cache.get(slots[:2]) is first
-    slots[1].fill("few", build_content(adapters[1], tiny_facts.layers, CPU, torch.float32))
+    slots[1].fill("few", build_content(adapters[1], tiny_facts, CPU, torch.float32))
     second = cache.get(slots[:2])
     assert second is not first
     cache.get(slots[2:3])

@@ -4,8 +4,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,40 +16,99 @@ from ..protocol import AdapterInfo
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """y += user scale * scaling * (x a^T) b^T; a [r, d_in] and b [d_out, r] of one dtype, in RAM."""
+    """y += user scale * scaling * ((x a^T) b^T + bias); a [r, d_in] and b [d_out, r] of one dtype, in RAM.
+
+    With `magnitude` it is DoRA: the rows of W + user scale * scaling * b a are brought to the lengths `magnitude`
+    (PEFT's DoraLinearLayer; section 4 of arXiv 2402.09353).
+    """
 
     a: Tensor
     b: Tensor
     scaling: float
+    bias: Tensor | None = None
+    """[d_out], of lora_B"""
+    magnitude: Tensor | None = None
+    """[d_out]"""
 
     @property
     def rank(self) -> int:
         return self.a.shape[0]
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in (self.a, self.b, self.bias, self.magnitude) if tensor is not None)
+
+    @property
     def nbytes(self) -> int:
-        return self.a.nbytes + self.b.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Trained rows of an embedding-shaped matrix: `values[i]` [n, hidden] stands for row `ids[i]` [n] int64, ascending."""
+
+    ids: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """All that an adapter changes, by canonical names (`layers.3.self_attn.q_proj`, `lm_head`).
+
+    What replaces acts as a difference: base + user scale * (replacement - base), so scale 1 is what was trained and 0 is the base.
+    """
+
+    modules: Mapping[str, LoraPair]
+    """LoRA on linears, sorted by name"""
+    embedding: LoraPair | None = None
+    """LoRA on embed_tokens: a [r, vocab], b [hidden, r]; a token's row gets its column of a"""
+    replaced: Mapping[str, Tensor] = field(default_factory=dict)
+    """canonical tensor name -> what stands in its place: norms and biases, embed_tokens.weight and lm_head.weight, these two
+    perhaps with more rows than the base (added vocabulary)"""
+    rows: Mapping[str, TokenRows] = field(default_factory=dict)
+    """"embed_tokens.weight" / "lm_head.weight" -> trained rows of it (trainable_token_indices)"""
+    tokenizer_json: Path | None = None
+    """the adapter's own tokenizer where it has tokens that the base lacks"""
+
+    @property
+    def nbytes(self) -> int:
+        pairs = [*self.modules.values(), *([self.embedding] if self.embedding else [])]
+        rows = [tensor for part in self.rows.values() for tensor in (part.ids, part.values)]
+        return sum(pair.nbytes for pair in pairs) + sum(tensor.nbytes for tensor in (*self.replaced.values(), *rows))
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """`modules` by canonical name (`layers.3.self_attn.q_proj`, `lm_head`), sorted."""
-
     info: AdapterInfo
-    modules: Mapping[str, LoraPair]
+    weights: AdapterWeights
+
+    @property
+    def modules(self) -> Mapping[str, LoraPair]:
+        return self.weights.modules
 
 
-def content_digest(modules: Mapping[str, LoraPair], invocation: tuple[int, ...]) -> str:
-    """Hex sha256 of what the adapter does: modules, factors, scalings, invocation. Names, paths and file layout do not count."""
+def content_digest(weights: AdapterWeights, invocation: tuple[int, ...]) -> str:
+    """Hex sha256 of what the adapter does: its tensors, scalings and invocation. Names, paths and file layout do not count."""
     total = hashlib.sha256()
-    for name in sorted(modules):
-        pair = modules[name]
-        head = f"{name} {pair.a.dtype} {tuple(pair.a.shape)} {tuple(pair.b.shape)} {pair.scaling.hex()}\n"
-        total.update(head.encode())
-        for factor in (pair.a, pair.b):
-            total.update(factor.contiguous().view(torch.uint8).numpy())
+    pairs = dict(weights.modules) | ({"embed_tokens": weights.embedding} if weights.embedding else {})
+    for name in sorted(pairs):
+        pair = pairs[name]
+        total.update(f"{name} {pair.scaling.hex()}\n".encode())
+        for label, tensor in zip(("a", "b", "bias", "magnitude"), (pair.a, pair.b, pair.bias, pair.magnitude), strict=True):
+            _update(total, label, tensor)
+    for name in sorted(weights.replaced):
+        _update(total, name, weights.replaced[name])
+    for name in sorted(weights.rows):
+        _update(total, f"{name} rows", weights.rows[name].ids)
+        _update(total, name, weights.rows[name].values)
     total.update(repr(invocation).encode())
     return total.hexdigest()
+
+
+def _update(total: hashlib._Hash, label: str, tensor: Tensor | None) -> None:
+    if tensor is not None:
+        total.update(f"{label} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
 
 
 def layer_norms(modules: Mapping[str, LoraPair], layers: int) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..models.facts import ModelFacts
 from ..protocol import AdapterInfo
 from ..weights.files import show
-from .adapter import LoraPair, content_digest, layer_norms, target_counts
+from .adapter import AdapterWeights, LoraPair, content_digest, layer_norms, target_counts
 
 if TYPE_CHECKING:
     from .file import AdapterFile
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 def describe(
-    file: AdapterFile, name: str, modules: Mapping[str, LoraPair], unmatched: Sequence[str], pairs: Sequence[PairNames], facts: ModelFacts,
+    file: AdapterFile, name: str, weights: AdapterWeights, unmatched: Sequence[str], pairs: Sequence[PairNames], facts: ModelFacts,
     notes: Sequence[str],
 ) -> AdapterInfo:
     """All of AdapterInfo but the invocation as text, which needs the base's tokenizer; `notes` are added to those made here."""
-    settings = file.settings
+    settings, modules = file.settings, weights.modules
     norms = layer_norms(modules, facts.layers)
     dtypes = sorted({str(pair.a.dtype).removeprefix("torch.") for pair in modules.values()})
     return AdapterInfo(
         name=name,
         path=file.readable_path,
         format=file.format,
-        digest=content_digest(modules, settings.invocation),
+        digest=content_digest(weights, settings.invocation),
         ranks=tuple(sorted({pair.rank for pair in modules.values()})),
         effective_scales=tuple(sorted({pair.scaling for pair in modules.values()})),
         matched=len(modules),
         total=len(pairs),
         targets=target_counts(modules),
-        bytes=sum(pair.nbytes for pair in modules.values()),
+        bytes=weights.nbytes,
         rslora=settings.rslora,
         dtype="+".join(dtypes),
         base_model=settings.base_model,

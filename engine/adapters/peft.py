@@ -55,7 +55,7 @@ def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
 def load_adapter(file: AdapterFile, facts: ModelFacts, name: str) -> Adapter:
     """Read the tensors of `file` into RAM and fit them to the base `facts`. Errors as of `open_adapter`."""
     from ..models.facts import module_shapes
-    from .adapter import Adapter
+    from .adapter import Adapter, AdapterWeights
     from .describe import describe
     from .tensors import read_pairs
 
@@ -69,7 +69,8 @@ def load_adapter(file: AdapterFile, facts: ModelFacts, name: str) -> Adapter:
     for module, pair in sorted(matched.items()):
         _check_shape(file, source.shapes, modules[module], pair)
         loaded[module] = source.read(pair, scalings[module])
-    return Adapter(describe(file, name, loaded, unmatched, pairs, facts, _pattern_notes(file, matched)), loaded)
+    weights = AdapterWeights(loaded)
+    return Adapter(describe(file, name, weights, unmatched, pairs, facts, _pattern_notes(file, matched)), weights)
 
 
 def _locate(given: Path) -> tuple[Path, Path | None]:

@@ -64,6 +64,16 @@ LAYER_LINEARS = (
 NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
+def linear_layout(facts: ModelFacts) -> dict[str, tuple[str, ...]]:
+    """The decoder's matrix products in a layer -> the modules whose outputs each holds, one under the other."""
+    return {
+        "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "o_proj": ("self_attn.o_proj",),
+        "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+        "down_proj": ("mlp.down_proj",),
+    }
+
+
 def module_shapes(facts: ModelFacts) -> dict[str, tuple[int, int]]:
     """Canonical name of every linear -> (d_out, d_in): seven a layer, then `lm_head` (also when tied)."""
     h, q, kv, inner = facts.hidden, facts.q_out, facts.kv_out, facts.intermediate
