@@ -1,5 +1,5 @@
 # `make run` opens lora-bench, `make test` runs the whole test suite; both make .venv first if it is not there or not current.
-.PHONY: run test check clean
+.PHONY: run test check cases fuzz-files fuzz clean
 .ONESHELL:
 SHELL := /bin/sh
 .SHELLFLAGS := -ec
@@ -17,6 +17,22 @@ test: $(VENV)/.test
 check: $(VENV)/.test
 	@$(PY) -m ruff check
 	@$(PY) -m pytest $(ARGS)
+
+# A bank of cases: CASES is its folder, with the judge in _tools; ARGS go to the judge (--only REGEX, --out FILE).
+cases: $(VENV)/.test
+	@[ -n "$(CASES)" ] || { echo "name the folder of the cases: make cases CASES=/path/to/cases" >&2; exit 2; }
+	exec $(PY) "$(CASES)/_tools/run_cases.py" "$(CASES)" --driver "$(CURDIR)/$(PY) $(CURDIR)/tests/case_driver.py" $(ARGS)
+
+# The bank's own fuzzer: FILES are good files to break, ARGS say the rest (--base PATH, --as-adapter, --minutes N, --seed N).
+fuzz-files: $(VENV)/.test
+	@[ -n "$(CASES)" ] && [ -n "$(FILES)" ] || { echo "make fuzz-files CASES=/path/to/cases FILES='a.gguf ...' ARGS='--minutes 5'" >&2; exit 2; }
+	exec $(PY) "$(CASES)/_tools/fuzz_files.py" $(FILES) --driver "$(CURDIR)/$(PY) $(CURDIR)/tests/case_driver.py" $(ARGS)
+
+# Our own fuzz targets, all side by side, SECONDS each; findings and a summary go to OUT.
+SECONDS ?= 60
+OUT ?= build/fuzz
+fuzz: $(VENV)/.test
+	exec $(PY) tests/fuzz --seconds $(SECONDS) --out $(OUT) $(ARGS)
 
 # The newest Python of those we support that can make an environment with pip in it.
 $(PY):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import psutil
 from torch import Tensor
 
-from .blocks import BLOCK_TOKENS, blocks_for
+from .blocks import BLOCK_TOKENS
 from .chat import check_length, prompt_ids
 from .failures import out_of_memory, sentence
 from .loaded import LoadedModel, load_model
@@ -33,7 +33,7 @@ from .protocol import (
     TextDelta,
 )
 from .request import Reason, Request, check_sampling
-from .scheduler import Work
+from .scheduler import Scheduler
 from .slot_pool import SlotsBusy
 from .stop_text import StopText
 from .tokenizer import TextStream
@@ -161,19 +161,32 @@ class Engine:
 
     def logits(self, ids: Sequence[int], mix: Mix = ()) -> Tensor:
         """[vocab] fp32 at the last of `ids`, computed alone and in steps of the usual size."""
+        return self.batch_logits([(ids, mix)])[0]
+
+    def batch_logits(self, prompts: Sequence[tuple[Sequence[int], Mix]]) -> list[Tensor]:
+        """[vocab] fp32 at the last token of every prompt, given as ids and mix, all computed in the same steps.
+
+        Raises ValueError when one of them could not be a request, or all together want more slots or KV blocks than there are.
+        """
         model = self.model
-        request = self._request(-1, list(ids), mix, Sampling(max_tokens=1))
-        request.table = model.scheduler.pool.reserve(blocks_for(len(ids)))
-        if request.table is None:
-            raise ValueError(f"{len(ids)} tokens need more KV blocks than the {model.scheduler.pool.free} free ones")
+        requests = [self._request(-1 - i, list(ids), mix, Sampling(max_tokens=1)) for i, (ids, mix) in enumerate(prompts)]
+        look = Scheduler(model.scheduler.pool, model.config.step_tokens, len(requests))
+        found: dict[int, Tensor] = {}
         try:
-            model.store.acquire(request.mix.names, request.id, "a look at the logits")
-            while request.pending:
-                logits = model.runner.logits([Work(request, min(request.pending, model.config.step_tokens))])
-            return logits[0]
+            for request in requests:
+                look.add(request)
+            for request in requests:
+                _, lacks = look.next_admitted(lambda request: model.store.acquire(request.mix.names, request.id, "a look at the logits") or "")
+                if lacks:
+                    raise ValueError(f"the logits of {len(request.ids)} tokens cannot be had now: {lacks}")
+            while works := look.plan():
+                last = [work.request.id for work in works if work.sampled]
+                found |= zip(last, model.runner.logits(works), strict=True)
+            return [found[request.id] for request in requests]
         finally:
-            model.store.release(request.id)
-            model.scheduler.pool.release(request.table)
+            for request in requests:
+                model.store.release(request.id)
+                look.remove(request)
 
     def _request(self, request_id: int, ids: list[int], mix: Mix, sampling: Sampling) -> Request:
         model = self.model
