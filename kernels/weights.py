@@ -7,29 +7,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Weight = Tensor
-"""[rows, d_in]"""
+from .packed import PackedWeight, packed_concat
+
+Weight = Tensor | PackedWeight
+"""[rows, d_in]; both have shape, dtype (the model's), device and nbytes"""
 CHUNK_ELEMENTS = 1 << 22
 """of the fp32 copies that `row_chunks` hands out"""
 
 
 def base_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """Semantics: y[t, o] = sum_i x[t, i] weight[o, i] + bias[o].  x [T, d_in], y [T, rows], of one dtype."""
-    return F.linear(x, weight, bias)
+    return weight.linear(x, bias) if isinstance(weight, PackedWeight) else F.linear(x, weight, bias)
 
 
 def rows(weight: Weight, ids: Tensor) -> Tensor:
     """Semantics: y[t] = weight[ids[t]].  ids [T] int64; y [T, d_in] in the dtype of the model."""
-    return F.embedding(ids, weight)
+    return weight.rows(ids) if isinstance(weight, PackedWeight) else F.embedding(ids, weight)
 
 
 def concat_rows(parts: Sequence[Weight]) -> Weight:
-    """The parts one under the other; one part is returned as it is."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    """The parts one under the other, packed if one of them is; one part is returned as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    return packed_concat(list(parts)) if any(isinstance(part, PackedWeight) for part in parts) else torch.cat(list(parts))
 
 
 def row_chunks(weight: Weight) -> Iterator[tuple[int, Tensor]]:
     """(first row, fp32 [n, d_in]) over all rows, a few million elements at a time."""
+    if isinstance(weight, PackedWeight):
+        yield from weight.chunks(torch.float32, CHUNK_ELEMENTS)
+        return
     count = max(1, CHUNK_ELEMENTS // weight.shape[1])
     for first in range(0, weight.shape[0], count):
         yield first, weight[first:first + count].float()

@@ -33,6 +33,8 @@ class TensorEntry:
     file: Path
     offset: int
     nbytes: int
+    big_endian: bool = False
+    """numbers of several bytes lie in the file with the highest first, inside of blocks too"""
 
     @property
     def elements(self) -> int:

@@ -37,6 +37,8 @@ TYPES = {
     35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }
 """number in the file -> tensor type"""
+_REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
+"""types that ggml gave up, whose files are still about"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Metadata and tensor places of a GGUF file of version 2 or 3, little endian.
+    """Metadata and tensor places of a GGUF file of version 2 or 3, of either byte order.
 
     Raises FormatError for a file that is none or contradicts itself, OSError when it cannot be read.
     """
@@ -73,6 +75,8 @@ class _Reader:
         self.stream, self.path = stream, path
         self.size = os.fstat(stream.fileno()).st_size
         self.position = 0
+        self.order = "<"
+        """of the bytes of a number, as struct writes it; the version in the file tells"""
 
     def take(self, count: int, what: str) -> bytes:
         left = self.size - self.position
@@ -89,7 +93,7 @@ class _Reader:
         return data
 
     def number(self, code: str, what: str) -> int | float | bool:
-        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code), what))[0]
+        return struct.unpack(self.order + code, self.take(struct.calcsize("<" + code), what))[0]
 
     def count(self, count: int, least_bytes: int, what: str) -> int:
         """`count`, refused when so many items of at least `least_bytes` cannot be in the rest of the file."""
@@ -112,9 +116,9 @@ def _preamble(reader: _Reader) -> tuple[int, int, int]:
         hint = "is an old GGML/GGJT file; convert it to GGUF" if magic[::-1] in (b"ggml", b"ggjt", b"ggmf", b"ggla") else "is not a GGUF file"
         raise FormatError(f"{reader.path}: {hint} (magic {show(magic.decode('latin-1'))} where 'GGUF' is expected)")
     raw = reader.take(4, "the version in the header")
-    version = int.from_bytes(raw, "little")
-    if int.from_bytes(raw, "big") in VERSIONS:
-        raise FormatError(f"{reader.path}: is written in big-endian byte order, which is not supported; convert it to little endian")
+    if raw[:2] == b"\0\0":  # no version is that high: its small number stands at the other end
+        reader.order = ">"
+    version = struct.unpack(reader.order + "I", raw)[0]
     if version not in VERSIONS:
         raise FormatError(f"{reader.path}: is GGUF version {version}; versions 2 and 3 are supported, convert the model again")
     return version, int(reader.number("Q", "the tensor count in the header")), int(reader.number("Q", "the pair count in the header"))
@@ -146,7 +150,7 @@ def _value(reader: _Reader, kind: int, key: str) -> Value:
     width = struct.calcsize("<" + code)
     values = array("B" if code == "?" else code)
     values.frombytes(reader.take(reader.count(length, width, f"items in the array of {what}") * width, what))
-    if sys.byteorder == "big":
+    if (reader.order == ">") != (sys.byteorder == "big"):
         values.byteswap()
     return values
 
@@ -163,7 +167,7 @@ def _tensor_place(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     dims = int(reader.number("I", f"the dimension count of tensor {show(name)}"))
     if not 1 <= dims <= MAX_DIMS:
         raise FormatError(f"{reader.path}: tensor {show(name)} states {dims:,} dimensions, 1 to {MAX_DIMS} are possible; the file is corrupt")
-    shape = struct.unpack(f"<{dims}Q", reader.take(8 * dims, f"the shape of tensor {show(name)}"))
+    shape = struct.unpack(f"{reader.order}{dims}Q", reader.take(8 * dims, f"the shape of tensor {show(name)}"))
     kind = int(reader.number("I", f"the type of tensor {show(name)}"))
     return name, shape[::-1], kind, int(reader.number("Q", f"the offset of tensor {show(name)}"))
 
@@ -187,12 +191,14 @@ def _entries(places: list[tuple[str, tuple[int, ...], int, int]], data_start: in
         if data_start + offset + nbytes > reader.size:
             raise FormatError(f"{reader.path}: is truncated: tensor {show(name)} ends at byte {data_start + offset + nbytes:,}, beyond the end of "
                               f"the file at {reader.size:,}; download it again")
-        entries[name] = TensorEntry(name, type_name, shape, reader.path, data_start + offset, nbytes)
+        entries[name] = TensorEntry(name, type_name, shape, reader.path, data_start + offset, nbytes, reader.order == ">")
     refuse_overlap(entries, reader.path)
     return entries
 
 
 def _size(name: str, shape: tuple[int, ...], kind: int, path: Path) -> tuple[str, int]:
+    if kind in _REMOVED:
+        raise FormatError(f"{path}: tensor {show(name)} is of type {_REMOVED[kind]}, which ggml gave up; quantise the model again, to Q4_0 for one")
     if kind not in TYPES:
         raise FormatError(f"{path}: tensor {show(name)} has the unknown type {kind}; the file is corrupt or newer than this reader")
     type_name = TYPES[kind]

@@ -2,23 +2,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
-from ...kernels.quant import QUANT_TYPES, dequantize
+from ...kernels.packed import PackedRows, PackedWeight, convert_
+from ...kernels.quant import QUANT_TYPES, swap_byte_order_
+from ...kernels.weights import Weight
 from ..base_parts import BaseFile
 from .entry import TensorEntry
 from .files import FormatError, open_regular
+from .memory import stays_packed
 
 CHUNK_BYTES = 1 << 20
 """read at once: small enough for a prompt cancel"""
-SERIAL_ELEMENTS = 32_000
-"""converted at once on the CPU: below torch's 32,768, from which an operation is shared by threads. Threads that wait for each other
-at every operation make loading several times slower on a busy machine, and hardly faster on an idle one."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -29,17 +29,17 @@ class LoadCancelled(Exception):
 
 def load_weights(
     base: BaseFile, device: torch.device | str, dtype: torch.dtype,
-    progress: Progress = lambda name, done, total: None, cancelled: Callable[[], bool] = lambda: False,
-) -> dict[str, Tensor]:
-    """Every tensor of `base` by canonical name, contiguous, of `dtype` on `device`; q/k rows in Hugging Face order.
+    progress: Progress = lambda name, done, total: None, cancelled: Callable[[], bool] = lambda: False, packed: bool = False,
+) -> dict[str, Weight]:
+    """Every tensor of `base` by canonical name, of `dtype` on `device`, contiguous; q/k rows in Hugging Face order.
 
-    `rope_freqs.weight` stays float32. `progress` gets the tensor's name, bytes done and bytes in all, about
-    once a megabyte; `cancelled` is asked as often. Takes the memory of the result and of one tensor more.
-    Raises LoadCancelled; FormatError when the file changed since it was opened; OSError.
+    With `packed`, matrices that are smaller as they are in the file stay so (PackedWeight). `rope_freqs.weight` stays float32.
+    `progress` gets the tensor's name, bytes done and bytes in all, about once a megabyte; `cancelled` is asked as often. Takes the
+    memory of the result and of one tensor more. Raises LoadCancelled; FormatError when the file changed since it was opened; OSError.
     """
     total = sum(entry.nbytes for entry in base.tensors.values())
     done = 0
-    result: dict[str, Tensor] = {}
+    result: dict[str, Weight] = {}
     streams: dict[Path, BinaryIO] = {}
 
     def advance(name: str, count: int) -> None:
@@ -53,41 +53,56 @@ def load_weights(
         for name, entry in sorted(base.tensors.items(), key=lambda item: (str(item[1].file), item[1].offset)):
             if entry.file not in streams:
                 streams[entry.file] = open_regular(entry.file)
-            wanted = torch.float32 if name == "rope_freqs.weight" else dtype
-            tensor = _read(entry, streams[entry.file], torch.device(device), wanted, lambda count, name=name: advance(name, count))
-            result[name] = _hugging_face_rows(name, tensor, base)
+            pieces = _read(entry, streams[entry.file], lambda count, name=name: advance(name, count))
+            if packed and stays_packed(entry, dtype.itemsize):
+                data = _gather_bytes(entry, pieces, torch.device(device))
+                result[name] = PackedWeight((PackedRows(entry.type, _hugging_face_rows(name, data, base)),), dtype)
+            else:
+                tensor = _gather_numbers(entry, pieces, torch.device(device), torch.float32 if name == "rope_freqs.weight" else dtype)
+                result[name] = _hugging_face_rows(name, tensor, base)
     finally:
         for stream in streams.values():
             stream.close()
     return result
 
 
-def _read(entry: TensorEntry, stream: BinaryIO, device: torch.device, dtype: torch.dtype, advance: Callable[[int], None]) -> Tensor:
+def _read(entry: TensorEntry, stream: BinaryIO, advance: Callable[[int], None]) -> Iterator[Tensor]:
+    """The bytes of a tensor, little endian, in pieces of whole blocks; each is overwritten by the next."""
     if os.fstat(stream.fileno()).st_size < entry.offset + entry.nbytes:
         raise _changed(entry)
-    kind = QUANT_TYPES[entry.type]
-    flat = torch.empty(entry.elements, dtype=dtype, device=device)
-    step = CHUNK_BYTES // kind.block_bytes
-    blocks = entry.nbytes // kind.block_bytes
-    buffer = torch.empty(min(step, blocks) * kind.block_bytes, dtype=torch.uint8)
+    block_bytes = QUANT_TYPES[entry.type].block_bytes
+    step = CHUNK_BYTES // block_bytes * block_bytes
+    buffer = torch.empty(min(step, entry.nbytes), dtype=torch.uint8)
     stream.seek(entry.offset)
-    for first in range(0, blocks, step):
-        count = min(step, blocks - first)
-        data = buffer[:count * kind.block_bytes]
+    for first in range(0, entry.nbytes, step):
+        data = buffer[:min(step, entry.nbytes - first)]
         if stream.readinto(memoryview(data.numpy())) != data.numel():
             raise _changed(entry)
-        _convert(data.to(device), entry.type, flat[first * kind.block_elements:(first + count) * kind.block_elements])
+        if entry.big_endian:
+            swap_byte_order_(data, entry.type)
+        yield data
         advance(data.numel())
+
+
+def _gather_numbers(entry: TensorEntry, pieces: Iterator[Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:
+    kind = QUANT_TYPES[entry.type]
+    flat = torch.empty(entry.elements, dtype=dtype, device=device)
+    first = 0
+    for data in pieces:
+        count = data.numel() // kind.block_bytes * kind.block_elements
+        convert_(data.to(device), entry.type, flat[first:first + count])
+        first += count
     return flat.view(entry.shape)
 
 
-def _convert(data: Tensor, type_name: str, out: Tensor) -> None:
-    """Dequantise `data` into `out`, a piece at a time on the CPU."""
-    kind = QUANT_TYPES[type_name]
-    blocks = max(1, SERIAL_ELEMENTS // kind.block_elements if data.device.type == "cpu" else data.numel())
-    pieces, places = data.split(blocks * kind.block_bytes), out.split(blocks * kind.block_elements)
-    for piece, place in zip(pieces, places, strict=True):
-        place.copy_(dequantize(piece, type_name))
+def _gather_bytes(entry: TensorEntry, pieces: Iterator[Tensor], device: torch.device) -> Tensor:
+    """uint8 [rows, bytes of a row]"""
+    flat = torch.empty(entry.nbytes, dtype=torch.uint8, device=device)
+    first = 0
+    for data in pieces:
+        flat[first:first + data.numel()].copy_(data)
+        first += data.numel()
+    return flat.view(entry.shape[0], -1)
 
 
 def _changed(entry: TensorEntry) -> FormatError:
@@ -95,7 +110,10 @@ def _changed(entry: TensorEntry) -> FormatError:
 
 
 def _hugging_face_rows(name: str, tensor: Tensor, base: BaseFile) -> Tensor:
-    """GGUF stores the two halves of each q/k head interleaved; the halves' order is Hugging Face's."""
+    """`tensor` [rows, ...], of numbers or of packed bytes, in Hugging Face order.
+
+    GGUF stores the two halves of each q/k head interleaved; the halves' order is Hugging Face's.
+    """
     module = name.rpartition(".")[0]
     if base.format != "gguf" or not module.endswith((".q_proj", ".k_proj")):
         return tensor
