@@ -1,0 +1,99 @@
+"""Packed weights against dense ones, and big-endian files against their little-endian twins, for every type."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf_file import FACTS, write_gguf
+from torch import Tensor
+
+from lora_bench.engine.base_file import open_base
+from lora_bench.engine.weights.entry import READABLE
+from lora_bench.engine.weights.load import load_weights
+from lora_bench.engine.weights.memory import weight_bytes
+from lora_bench.kernels import packed
+from lora_bench.kernels.packed import PackedWeight
+from lora_bench.kernels.weights import Weight, base_linear, concat_rows, row_chunks, rows
+
+KINDS = sorted(READABLE)
+MIXED = {"q_proj": "Q4_K", "k_proj": "Q4_K", "v_proj": "Q6_K", "gate_proj": "F32", "up_proj": "Q4_0", "": "Q8_0"}
+
+
+@pytest.fixture
+def file(tmp_path: Path, seed: int) -> Callable[..., Path]:
+    """`file(kinds, **options)`: a base of random blocks, the same ones at every call."""
+    def write(kinds: dict[str, str], **options: object) -> Path:
+        return write_gguf(tmp_path / f"{len(list(tmp_path.iterdir()))}.gguf", kinds, np.random.default_rng(seed), **options)
+
+    return write
+
+
+def numbers(weight: Weight) -> Tensor:
+    return torch.cat([chunk.clone() for _, chunk in row_chunks(weight)]) if len(weight.shape) == 2 else weight.float()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_byte_orders_and_packing_change_no_number(kind: str, file: Callable[..., Path]) -> None:
+    little, big = open_base(file({"": kind})), open_base(file({"": kind}, order=">", version=2, alignment=128))
+    dense = load_weights(little, "cpu", torch.float32)
+    assert all(tensor.isfinite().all() for tensor in dense.values())
+    for base, packed_too in ((little, True), (big, False), (big, True)):
+        others = load_weights(base, "cpu", torch.float32, packed=packed_too)
+        assert others.keys() == dense.keys()
+        for name, tensor in dense.items():
+            assert torch.equal(numbers(others[name]), tensor), name
+            matrix = len(tensor.shape) == 2 and kind != "F32"
+            assert isinstance(others[name], PackedWeight) == (packed_too and matrix), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_what_headers_say(dtype: torch.dtype, file: Callable[..., Path]) -> None:
+    base = open_base(file(MIXED | {"o_proj": "F16"}))
+    for packed_too in (False, True):
+        weights = load_weights(base, "cpu", dtype, packed=packed_too)
+        assert sum(weight.nbytes for weight in weights.values()) == weight_bytes(base.tensors.values(), dtype.itemsize, packed_too)
+    assert isinstance(weights["layers.0.self_attn.o_proj.weight"], PackedWeight) == (dtype == torch.float32)
+    assert not isinstance(weights["layers.0.mlp.gate_proj.weight"], PackedWeight)
+
+
+@pytest.mark.parametrize("elements", [1, 3 * 256, 1 << 18])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_products_equal_those_with_dense_weights(elements: int, tokens: int, file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(packed.CHUNK_ELEMENTS, "cpu", elements)
+    base = open_base(file(MIXED))
+    dense, small = (load_weights(base, "cpu", torch.float32, packed=packed_too) for packed_too in (False, True))
+    for module in ("self_attn.q_proj", "mlp.down_proj"):
+        name = f"layers.0.{module}.weight"
+        x, bias = torch.randn(tokens, dense[name].shape[1]), torch.randn(dense[name].shape[0])
+        for given in (None, bias):
+            wanted = base_linear(x.double(), dense[name].double(), None if given is None else given.double())
+            ours = base_linear(x, small[name], given)
+            assert ours.shape == wanted.shape and ours.dtype == x.dtype
+            assert (ours - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+
+
+def test_parts_of_several_types_lie_under_each_other(file: Callable[..., Path]) -> None:
+    base = open_base(file(MIXED))
+    dense, small = (load_weights(base, "cpu", torch.float32, packed=packed_too) for packed_too in (False, True))
+    for group in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        names = [f"layers.0.{'mlp' if 'proj' in part and part[0] in 'gu' else 'self_attn'}.{part}.weight" for part in group]
+        whole, fused = torch.cat([dense[name] for name in names]), concat_rows([small[name] for name in names])
+        assert isinstance(fused, PackedWeight) and fused.shape == whole.shape and fused.dtype == torch.float32
+        assert fused.nbytes == sum(small[name].nbytes for name in names)
+        assert torch.equal(numbers(fused), whole)
+        x = torch.randn(3, whole.shape[1])
+        assert torch.allclose(base_linear(x, fused, None), base_linear(x, whole, None), rtol=1e-5, atol=1e-4)
+        ids = torch.randint(0, whole.shape[0], (40,))
+        assert torch.equal(rows(fused, ids), whole[ids])
+    assert len(concat_rows([small[f"layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]).parts) == 2
+
+
+def test_rows_of_an_embedding(file: Callable[..., Path]) -> None:
+    base = open_base(file({"": "Q6_K"}))
+    dense, small = (load_weights(base, "cpu", torch.bfloat16, packed=packed_too)["embed_tokens.weight"] for packed_too in (False, True))
+    ids = torch.tensor([0, FACTS.vocab - 1, 3, 3])
+    assert torch.equal(rows(small, ids), rows(dense, ids)) and rows(small, ids).dtype == torch.bfloat16
+    assert rows(small, ids[:0]).shape == (0, FACTS.hidden)
