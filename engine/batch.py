@@ -21,6 +21,8 @@ class Chunk:
     table: BlockTable
     sampled: bool
     """the logits of its last token are wanted"""
+    every: bool = False
+    """the logits of all its tokens are wanted"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,9 @@ def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
         places = range(chunk.position, chunk.position + len(chunk.ids))
         positions += places
         cells += map(chunk.table.cell, places)
-        if chunk.sampled:
+        if chunk.every:
+            sampled += range(len(ids) - len(chunk.ids), len(ids))
+        elif chunk.sampled:
             sampled.append(len(ids) - 1)
     packed = torch.tensor(ids + positions + cells + sampled, dtype=torch.int64).to(device)
     return StepInputs(*packed[: 3 * len(ids)].view(3, -1), tuple(spans), packed[3 * len(ids) :])

@@ -12,6 +12,7 @@ from .blocks import BLOCK_TOKENS
 from .chat import check_length, prompt_ids
 from .failures import out_of_memory, sentence
 from .loaded import LoadedModel, load_model
+from .look import look
 from .mix import TokenMix, check_mix, resolve_mix
 from .protocol import (
     AdapterInfo,
@@ -33,7 +34,6 @@ from .protocol import (
     TextDelta,
 )
 from .request import Reason, Request, check_sampling
-from .scheduler import Scheduler
 from .slot_pool import SlotsBusy
 from .stop_text import StopText
 from .tokenizer import TextStream
@@ -105,7 +105,7 @@ class Engine:
         check_sampling(command.sampling)
         check_length(command.prompt, model.config.context)
         ids, _ = prompt_ids(model.tokenizer, model.base.chat_template, command.prompt)
-        request = self._request(command.request_id, list(ids), command.mix, command.sampling)
+        request = self.make_request(command.request_id, list(ids), command.mix, command.sampling)
         model.scheduler.check_fits(request)
         model.store.expect(request.id, request.mix.names)
         model.scheduler.add(request)
@@ -169,26 +169,16 @@ class Engine:
         Raises ValueError when one of them could not be a request, or all together want more slots or KV blocks than there are.
         """
         model = self.model
-        requests = [self._request(-1 - i, list(ids), mix, Sampling(max_tokens=1)) for i, (ids, mix) in enumerate(prompts)]
-        look = Scheduler(model.scheduler.pool, model.config.step_tokens, len(requests))
+        requests = [self.make_request(-1 - i, list(ids), mix, Sampling(max_tokens=1)) for i, (ids, mix) in enumerate(prompts)]
         found: dict[int, Tensor] = {}
-        try:
-            for request in requests:
-                look.add(request)
-            for request in requests:
-                _, lacks = look.next_admitted(lambda request: model.store.acquire(request.mix.names, request.id, "a look at the logits") or "")
-                if lacks:
-                    raise ValueError(f"the logits of {len(request.ids)} tokens cannot be had now: {lacks}")
-            while works := look.plan():
+        with look(model, requests, "a look at the logits") as scheduler:
+            while works := scheduler.plan():
                 last = [work.request.id for work in works if work.sampled]
                 found |= zip(last, model.runner.logits(works), strict=True)
-            return [found[request.id] for request in requests]
-        finally:
-            for request in requests:
-                model.store.release(request.id)
-                look.remove(request)
+        return [found[request.id] for request in requests]
 
-    def _request(self, request_id: int, ids: list[int], mix: Mix, sampling: Sampling) -> Request:
+    def make_request(self, request_id: int, ids: list[int], mix: Mix, sampling: Sampling) -> Request:
+        """A request of this model, not queued. Raises ValueError when it could never run."""
         model = self.model
         context = model.config.context
         if not ids:

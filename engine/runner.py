@@ -56,16 +56,16 @@ class Runner:
         self._timer.start()
         self.decoder.forward(step_inputs([chunk], self.decoder.device), self._caches, None, self._timer.lap)
 
-    def logits(self, works: Sequence[Work]) -> Tensor:
-        """The logits [sampled works, vocab] fp32 of one step, nothing drawn."""
+    def logits(self, works: Sequence[Work], every: bool = False) -> Tensor:
+        """The logits [sampled works, vocab] fp32 of one step, nothing drawn; with `every` those of all its tokens, in the order of `works`."""
         self._timer.start()
-        logits, _ = self._forward(works)
+        logits, _ = self._forward(works, every)
         for work in works:
             work.request.stored += work.tokens
         return logits.float()
 
-    def _forward(self, works: Sequence[Work]) -> tuple[Tensor, ActiveLora | None]:
-        inputs = step_inputs([_chunk(work) for work in works], self.decoder.device)
+    def _forward(self, works: Sequence[Work], every: bool = False) -> tuple[Tensor, ActiveLora | None]:
+        inputs = step_inputs([_chunk(work, every) for work in works], self.decoder.device)
         lora = self._lora(works)
         return self.decoder.forward(inputs, self._caches, lora, self._timer.lap), lora
 
@@ -83,8 +83,8 @@ class Runner:
         return ActiveLora(routing, routing.step(weights))
 
 
-def _chunk(work: Work) -> Chunk:
+def _chunk(work: Work, every: bool) -> Chunk:
     request = work.request
     assert request.table is not None  # the scheduler plans running requests only
     ids = request.ids[request.stored : request.stored + work.tokens]
-    return Chunk(ids, request.stored, request.table, work.sampled)
+    return Chunk(ids, request.stored, request.table, work.sampled, every)
