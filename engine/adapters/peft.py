@@ -21,6 +21,7 @@ from .patterns import lookup, overlap
 if TYPE_CHECKING:
     from ..models.facts import ModelFacts
     from .adapter import Adapter
+    from .tensors import Advance
 
 CONFIG = "adapter_config.json"
 SAFETENSORS = "adapter_model.safetensors"
@@ -52,8 +53,11 @@ def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
     return AdapterFile(given, folder / CONFIG, weights, "PEFT bin", settings, None, size, tuple(notes))
 
 
-def load_adapter(file: AdapterFile, facts: ModelFacts, name: str) -> Adapter:
-    """Read the tensors of `file` into RAM and fit them to the base `facts`. Errors as of `open_adapter`."""
+def load_adapter(file: AdapterFile, facts: ModelFacts, name: str, advance: Advance = lambda count: None) -> Adapter:
+    """Read the tensors of `file` into RAM and fit them to the base `facts`. Errors as of `open_adapter`.
+
+    `advance` is told the bytes of every piece that was read; what it raises ends the load.
+    """
     from ..models.facts import module_shapes
     from .adapter import Adapter, AdapterWeights
     from .describe import describe
@@ -61,7 +65,7 @@ def load_adapter(file: AdapterFile, facts: ModelFacts, name: str) -> Adapter:
 
     modules = module_shapes(facts)
     _check_invocation(file, facts.vocab)
-    source = read_pairs(file)
+    source = read_pairs(file, advance)
     pairs = pair_names(source.names, file.weights_path)
     matched, unmatched = match_modules(pairs, modules, facts.layers, file.weights_path)
     scalings = effective_scales(file, matched, source.shapes)

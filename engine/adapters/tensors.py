@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,10 @@ from .keys import PairNames
 if TYPE_CHECKING:
     from .file import AdapterFile
 
+CHUNK_BYTES = 4 << 20
+"""read at once: small enough for a prompt cancel"""
+Advance = Callable[[int], None]
+"""told the bytes of every piece that was read; what it raises ends the reading"""
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
@@ -32,6 +36,7 @@ class TensorSource:
     """of a safetensors file"""
     pickled: Mapping[str, Tensor]
     """of a `.bin`"""
+    advance: Advance
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,8 +52,9 @@ class TensorSource:
     def _tensor(self, name: str) -> Tensor:
         if name in self.pickled:
             tensor = self.pickled[name].detach().clone(memory_format=torch.contiguous_format)
+            self.advance(tensor.nbytes)
         else:
-            tensor = _read_entry(self.entries[name])
+            tensor = _read_entry(self.entries[name], self.advance)
         if tensor.dtype == torch.float64:
             tensor = tensor.float()
         if not torch.isfinite(tensor).all():
@@ -57,21 +63,23 @@ class TensorSource:
         return tensor
 
 
-def read_pairs(file: AdapterFile) -> TensorSource:
-    """The tensors of `file`. Raises AdapterError for a `.bin` with anything but plain dense tensors inside."""
+def read_pairs(file: AdapterFile, advance: Advance = lambda count: None) -> TensorSource:
+    """The tensors of `file`, whose reading is told to `advance`. Raises AdapterError for a `.bin` with anything but plain dense tensors inside."""
     if file.entries is not None:
-        return TensorSource(file, {name: entry.shape for name, entry in file.entries.items()}, file.entries, {})
+        return TensorSource(file, {name: entry.shape for name, entry in file.entries.items()}, file.entries, {}, advance)
     pickled = _unpickle(file)
-    return TensorSource(file, {name: tuple(tensor.shape) for name, tensor in pickled.items()}, {}, pickled)
+    return TensorSource(file, {name: tuple(tensor.shape) for name, tensor in pickled.items()}, {}, pickled, advance)
 
 
-def _read_entry(entry: TensorEntry) -> Tensor:
+def _read_entry(entry: TensorEntry, advance: Advance) -> Tensor:
+    data = bytearray(entry.nbytes)
     with open_regular(entry.file) as stream:
         stream.seek(entry.offset)
-        data = bytearray(entry.nbytes)
-        got = stream.readinto(data)
-    if got != entry.nbytes:
-        raise AdapterError(f"{entry.file}: changed while it was read; load it again when it is complete")
+        for start in range(0, entry.nbytes, CHUNK_BYTES):
+            piece = memoryview(data)[start:start + CHUNK_BYTES]
+            if stream.readinto(piece) != len(piece):
+                raise AdapterError(f"{entry.file}: changed while it was read; load it again when it is complete")
+            advance(len(piece))
     if not data:
         return torch.empty(entry.shape, dtype=_DTYPES[entry.type])
     return torch.frombuffer(data, dtype=_DTYPES[entry.type]).reshape(entry.shape)
