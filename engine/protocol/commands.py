@@ -16,17 +16,32 @@ class LoadModel(Struct):
     """tokens a request may hold; 0 takes what the model was trained for, at most 8192"""
     slots: int = 4
     host_cache_bytes: int = 1 << 30
+    weights: Literal["auto", "dense", "packed"] = "auto"
+    """in memory: numbers of `dtype`, or packed as in the file; auto packs them when dense ones leave too little memory free"""
 
 
 class CancelLoad(Struct):
-    """Stop the LoadModel in progress; answered by ModelFailed(cancelled=True)."""
+    """Stop every load in progress, of a base or of adapters; each is answered by its own failure with `cancelled`."""
 
 
 class LoadAdapter(Struct):
-    """Read an adapter from disk into the host tier. `name` None takes a free name from the path."""
+    """Read an adapter from disk into the host tier, beside what runs. `name` None takes a free name from the path.
+
+    A command that names an adapter that is being read waits until it is there, and so do the commands behind it.
+    """
 
     path: str
     name: str | None = None
+
+
+class ReloadAdapter(Struct):
+    """Read an adapter's file again and put what it holds now under the same name.
+
+    Requests that run finish on the content that they began with; waiting and new ones, and the standing mix, get the new one.
+    Pin, scale and an invocation that was set by command stay. Content that is the same changes nothing.
+    """
+
+    name: str
 
 
 class UnloadAdapter(Struct):
@@ -74,4 +89,6 @@ class Shutdown(Struct):
     pass
 
 
-Command = LoadModel | CancelLoad | LoadAdapter | UnloadAdapter | PinAdapter | SetInvocation | Generate | SetMix | Abort | Shutdown
+Command = (
+    LoadModel | CancelLoad | LoadAdapter | ReloadAdapter | UnloadAdapter | PinAdapter | SetInvocation | Generate | SetMix | Abort | Shutdown
+)

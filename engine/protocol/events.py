@@ -35,6 +35,15 @@ class ModelFailed(Struct):
     out_of_memory: bool = False
 
 
+class AdapterLoading(Struct):
+    """Progress of a load or reload that takes a while, about ten a second; `name` is "" until one is chosen. Bytes."""
+
+    name: str
+    path: str
+    done: int
+    total: int
+
+
 class AdapterLoaded(Struct):
     adapter: AdapterInfo
     ms: float
@@ -45,6 +54,46 @@ class AdapterFailed(Struct):
     path: str
     message: str
     out_of_memory: bool = False
+    cancelled: bool = False
+
+
+class AdapterReloaded(Struct):
+    """An adapter's file was read again. With equal digests nothing changed."""
+
+    adapter: AdapterInfo
+    old_digest: str
+    changes: tuple[str, ...]
+    """what is different, a clause each: "rank 16 → 32", ..."""
+    kept_for: tuple[int, ...]
+    """running requests that finish on the old content"""
+    kept_as: str
+    """the name under which the old content has its slot until they end; "" when nobody uses it"""
+    ms: float
+
+
+class ReloadFailed(Struct):
+    """The file could not be taken; the content that was loaded stays as it is."""
+
+    name: str
+    message: str
+    out_of_memory: bool = False
+    cancelled: bool = False
+
+
+class AdapterFileChanged(Struct):
+    """The file of a loaded adapter is no longer as it was read, or is so again; what is loaded is not touched by it."""
+
+    name: str
+    path: str
+    what: Literal["changed", "deleted", "back"]
+
+
+class CheckpointAppeared(Struct):
+    """A complete new checkpoint lies beside a loaded one; it is not loaded."""
+
+    beside: str
+    """name of the loaded adapter"""
+    path: str
 
 
 class AdapterUnloading(Struct):
@@ -183,7 +232,8 @@ class EngineFailed(Struct):
 
 Event = (
     EngineStarted | ModelLoading | ModelLoaded | ModelFailed
-    | AdapterLoaded | AdapterFailed | AdapterUnloading | AdapterUnloaded | AdapterChanged
+    | AdapterLoading | AdapterLoaded | AdapterFailed | AdapterReloaded | ReloadFailed | AdapterFileChanged | CheckpointAppeared
+    | AdapterUnloading | AdapterUnloaded | AdapterChanged
     | SlotLoaded | SlotTouched | SlotEvicted | HostLoaded | HostEvicted | MixSet | MixRefused
     | RequestQueued | RequestStarted | TextDelta | RequestFinished | RequestFailed
     | StepFinished | CommandFailed | EngineFailed | EngineSnapshot

@@ -25,6 +25,8 @@ class AdapterView(Struct):
     tier: Literal["slot", "host", "disk"]
     slot: int = -1
     pinned: bool = False
+    file: Literal["", "changed", "deleted"] = ""
+    """what became of its file since it was read"""
 
 
 class HostView(Struct):
