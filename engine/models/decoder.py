@@ -13,7 +13,7 @@ from ...kernels.rope import inverse_frequencies, llama3_frequencies, rope_, rope
 from ...kernels.weights import Weight, concat_rows
 from ..batch import StepInputs
 from .acting import NO_DELTAS, ActiveLora, Deltas, Lap, Linear, Norm, embed, linear, norm
-from .facts import NORMS, ModelFacts, linear_layout
+from .facts import NORMS, ModelFacts, linear_layout, module_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,20 @@ class Decoder:
         tensors += [place.rms.weight for layer in self.layers for place in (layer.attention_norm, layer.mlp_norm)]
         tensors += [self._embed, self._norm.rms.weight] + ([] if self.facts.tied else [self._head.weight])
         return sum(tensor.nbytes for tensor in tensors)
+
+    def rows_of(self, module: str) -> tuple[Weight, int, int]:
+        """The matrix that holds the weight of a module by its canonical name ("embed_tokens" too), and its first and end row there."""
+        if module in ("embed_tokens", "lm_head"):
+            weight = self._embed if module == "embed_tokens" else self._head.weight
+            return weight, 0, weight.shape[0]
+        _, index, name = module.split(".", 2)
+        layer, shapes = self.layers[int(index)], module_shapes(self.facts)
+        linears = {linear.name: linear for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)}
+        for fused, modules in linear_layout(self.facts).items():
+            if name in modules:
+                before = sum(shapes[f"layers.{index}.{other}"][0] for other in modules[:modules.index(name)])
+                return linears[fused].weight, before, before + shapes[module][0]
+        raise KeyError(module)
 
     def kv_cache(self, blocks: int, block_tokens: int) -> list[Tensor]:
         """A layer's cache each, [blocks, block_tokens, 2 * kv_heads, head_dim]; memory that is never touched costs nothing on the CPU."""
