@@ -8,12 +8,10 @@ from .base_parts import TURN_END_TEXTS, BaseFile, TokenizerSource, pick_tensors,
 from .models import ARCHITECTURES_CONFIG
 from .models.facts import ModelFacts
 from .models.llama import config_name
+from .tokenizer_folder import AddedTokens, chat_template, folder_tokenizer
 from .weights.entry import TensorEntry
-from .weights.files import FormatError, read_bounded, read_json_object, show
+from .weights.files import FormatError, read_json_object, show
 from .weights.safetensors import read_folder
-
-MAX_TEMPLATE_BYTES = 1 << 20
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def read_folder_base(folder: Path) -> BaseFile:
@@ -30,10 +28,10 @@ def read_folder_base(folder: Path) -> BaseFile:
     if facts.tied and "lm_head.weight" in found:
         notes.append("tie_word_embeddings is true: the lm_head.weight in the file is not used")
     tensors = pick_tensors(facts, found, config_name, weights.path, ignored=lambda name: _ignored(name, facts))
-    tokenizer, added = _tokenizer(folder, config, facts)
+    tokenizer, added = folder_tokenizer(folder, config, facts.vocab)
     return BaseFile(
         path=folder, name=folder.resolve().name, format="safetensors", facts=facts, tensors=tensors, tokenizer=tokenizer,
-        chat_template=_chat_template(folder), end_tokens=_end_tokens(folder, config, tokenizer, added, facts),
+        chat_template=chat_template(folder), end_tokens=_end_tokens(folder, config, tokenizer, added, facts),
         file_bytes=weights.file_bytes, weight_types=type_histogram(tensors), details=_details(config), notes=tuple(notes),
     )
 
@@ -57,77 +55,7 @@ def _ignored(name: str, facts: ModelFacts) -> bool:
     return name.endswith("rotary_emb.inv_freq") or facts.tied and name == "lm_head.weight"
 
 
-def _tokenizer(folder: Path, config: dict[str, Any], facts: ModelFacts) -> tuple[TokenizerSource, dict[str, tuple[int, bool]]]:
-    """The source, and content -> (id, special) of the added tokens."""
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise FormatError(f"{folder}: has no tokenizer.json, which is needed; convert the tokenizer with transformers "
-                          "(AutoTokenizer.from_pretrained(...).save_pretrained(...)) or use a GGUF of the model")
-    settings: dict[str, Any] = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        settings |= read_json_object(folder / file) if (folder / file).exists() else {}
-    known = read_json_object(path)
-    added = _added_tokens(known, path, facts.vocab)
-    texts = {name: text for name in _TOKEN_NAMES if (text := _token_text(settings.get(name))) is not None}
-    bos = _id_of(texts.get("bos_token"), known, added)
-    eos = _id_of(texts.get("eos_token"), known, added)
-    add_bos = settings.get("add_bos_token")
-    return TokenizerSource(
-        json_path=path, texts=texts,
-        bos=bos if bos is not None else _first_id(config.get("bos_token_id"), facts, "bos_token_id", folder),
-        eos=eos if eos is not None else _first_id(config.get("eos_token_id"), facts, "eos_token_id", folder),
-        add_bos=add_bos if isinstance(add_bos, bool) else None,
-    ), added
-
-
-def _added_tokens(known: dict[str, Any], path: Path, vocab: int) -> dict[str, tuple[int, bool]]:
-    tokens, added = known.get("added_tokens") or [], {}
-    if not isinstance(tokens, list) or not all(isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens):
-        raise FormatError(f"{path}: added_tokens is no list of tokens with their content; download the file again")
-    for token in tokens:
-        text = token["content"]
-        added[text] = (token_id(token.get("id", -1), vocab, f"the id of added token {show(text)}", path), token.get("special") is True)
-    return added
-
-
-def _token_text(value: Any) -> str | None:
-    """A token in tokenizer_config.json: its text, or an object that has it as content."""
-    text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else None
-
-
-def _id_of(text: str | None, known: dict[str, Any], added: dict[str, tuple[int, bool]]) -> int | None:
-    if text is None:
-        return None
-    if text in added:
-        return added[text][0]
-    model = known.get("model")
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    found = vocab.get(text) if isinstance(vocab, dict) else None
-    return found if type(found) is int else None
-
-
-def _first_id(value: Any, facts: ModelFacts, what: str, folder: Path) -> int | None:
-    if isinstance(value, list):
-        value = value[0] if value else None
-    return token_id(value, facts.vocab, what, folder / "config.json")
-
-
-def _chat_template(folder: Path) -> str | None:
-    """chat_template.jinja wins; then tokenizer_config.json, its "default" where there are several."""
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return read_bounded(file, MAX_TEMPLATE_BYTES).decode("utf-8", errors="replace")
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        template = read_json_object(folder / name).get("chat_template") if (folder / name).exists() else None
-        if isinstance(template, list):
-            template = next((entry.get("template") for entry in template if isinstance(entry, dict) and entry.get("name") == "default"), None)
-        if isinstance(template, str):
-            return template
-    return None
-
-
-def _end_tokens(folder: Path, config: dict[str, Any], source: TokenizerSource, added: dict[str, tuple[int, bool]], facts: ModelFacts) -> tuple[int, ...]:
+def _end_tokens(folder: Path, config: dict[str, Any], source: TokenizerSource, added: AddedTokens, facts: ModelFacts) -> tuple[int, ...]:
     ends = {source.eos} if source.eos is not None else set()
     ends |= {number for text, (number, special) in added.items() if special and text in TURN_END_TEXTS}
     path = folder / "generation_config.json"

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Fast
 from lora_bench.engine.base_file import open_base
 from lora_bench.engine.base_parts import TokenizerSource
 from lora_bench.engine.tokenizer import TextStream, Tokenizer
-from lora_bench.engine.tokenizer_gguf import PRE_TOKENIZERS
+from lora_bench.engine.tokenizer.gguf import PRE_TOKENIZERS
 from lora_bench.engine.weights.files import FormatError
 
 
@@ -90,7 +90,7 @@ def test_ids_beyond_the_vocabulary_have_no_text(sample: Tokenizer) -> None:
 @pytest.fixture(scope="module")
 def byte_tokens() -> Tokenizer:
     """Byte-level, one token a byte: id = byte, then </s> as 256."""
-    from lora_bench.engine.tokenizer import _ALPHABET
+    from lora_bench.engine.tokenizer.tokenizer import _ALPHABET
 
     texts = [text for text, _ in sorted(_ALPHABET.items(), key=lambda item: item[1])]
     metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": [*texts, "</s>"],

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from .weights.files import FormatError, show
+from ..weights.files import FormatError, show
 
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
 """token types of the format that are treated apart"""

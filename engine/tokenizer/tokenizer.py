@@ -9,9 +9,9 @@ from typing import Any
 
 from tokenizers import Tokenizer as Fast
 
-from . import tokenizer_gguf
-from .base_parts import BaseFile
-from .weights.files import FormatError, parse_json_object, read_bounded, show
+from ..base_parts import BaseFile
+from ..weights.files import FormatError, parse_json_object, read_bounded, show
+from . import gguf as tokenizer_gguf
 
 MAX_TOKENIZER_BYTES = 64 << 20
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -1,0 +1,99 @@
+"""What a folder says of its tokenizer: tokenizer.json, tokenizer_config.json and their kin, the chat template. No torch, no tokenizers."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .base_parts import TokenizerSource, token_id
+from .weights.files import FormatError, read_bounded, read_json_object, show
+
+MAX_TEMPLATE_BYTES = 1 << 20
+_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+AddedTokens = dict[str, tuple[int, bool]]
+"""content -> (id, special)"""
+
+
+def folder_tokenizer(folder: Path, config: dict[str, Any], vocab: int) -> tuple[TokenizerSource, AddedTokens]:
+    """The source, and the added tokens. `config` (config.json) names tokens that the tokenizer's own files do not.
+
+    Raises FormatError naming the file and what in it cannot be honoured, OSError.
+    """
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise FormatError(f"{folder}: has no tokenizer.json, which is needed; convert the tokenizer with transformers "
+                          "(AutoTokenizer.from_pretrained(...).save_pretrained(...)) or use a GGUF of the model")
+    settings = tokenizer_settings(folder)
+    known = read_json_object(path)
+    added = added_tokens(known, path, vocab)
+    texts = token_texts(settings)
+    bos = _id_of(texts.get("bos_token"), known, added)
+    eos = _id_of(texts.get("eos_token"), known, added)
+    add_bos = settings.get("add_bos_token")
+    return TokenizerSource(
+        json_path=path, texts=texts,
+        bos=bos if bos is not None else _first_id(config.get("bos_token_id"), vocab, "bos_token_id", folder),
+        eos=eos if eos is not None else _first_id(config.get("eos_token_id"), vocab, "eos_token_id", folder),
+        add_bos=add_bos if isinstance(add_bos, bool) else None,
+    ), added
+
+
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """special_tokens_map.json and tokenizer_config.json as one; the latter wins."""
+    settings: dict[str, Any] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        settings |= read_json_object(folder / file) if (folder / file).exists() else {}
+    return settings
+
+
+def token_texts(settings: dict[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token, unk_token, pad_token as far as the settings name them."""
+    return {name: text for name in _TOKEN_NAMES if (text := _token_text(settings.get(name))) is not None}
+
+
+def added_tokens(known: dict[str, Any], path: Path, vocab: int) -> AddedTokens:
+    """The added tokens of a tokenizer.json. Raises FormatError for ids from `vocab` on."""
+    tokens, added = known.get("added_tokens") or [], {}
+    if not isinstance(tokens, list) or not all(isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens):
+        raise FormatError(f"{path}: added_tokens is no list of tokens with their content; download the file again")
+    for token in tokens:
+        text = token["content"]
+        added[text] = (token_id(token.get("id", -1), vocab, f"the id of added token {show(text)}", path), token.get("special") is True)
+    return added
+
+
+def chat_template(folder: Path) -> str | None:
+    """chat_template.jinja wins; then tokenizer_config.json, its "default" where there are several."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return read_bounded(file, MAX_TEMPLATE_BYTES).decode("utf-8", errors="replace")
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        template = read_json_object(folder / name).get("chat_template") if (folder / name).exists() else None
+        if isinstance(template, list):
+            template = next((entry.get("template") for entry in template if isinstance(entry, dict) and entry.get("name") == "default"), None)
+        if isinstance(template, str):
+            return template
+    return None
+
+
+def _token_text(value: Any) -> str | None:
+    """A token in tokenizer_config.json: its text, or an object that has it as content."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _id_of(text: str | None, known: dict[str, Any], added: AddedTokens) -> int | None:
+    if text is None:
+        return None
+    if text in added:
+        return added[text][0]
+    model = known.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    found = vocab.get(text) if isinstance(vocab, dict) else None
+    return found if type(found) is int else None
+
+
+def _first_id(value: Any, vocab: int, what: str, folder: Path) -> int | None:
+    if isinstance(value, list):
+        value = value[0] if value else None
+    return token_id(value, vocab, what, folder / "config.json")
