@@ -167,7 +167,7 @@ class _Conversation:
             data = {"model": model, "adapters": reply.adapters, "mix": reply.mix, "sampling": self._question.sampling,
                     "activations": reply.activations, "text": "".join(reply.text), "reason": finished.reason,
                     "ids": finished.ids, "stats": finished.stats}
-            output.write(msgspec.json.encode(_whole(data)).decode() + "\n")
+            output.write(msgspec.json.encode(p.plain_data(data)).decode() + "\n")
         elif not "".join(reply.text).endswith("\n"):
             output.write("\n")
         if finished.reason in ("length", "context"):
@@ -181,15 +181,6 @@ def _adapter_line(info: p.AdapterInfo, scale: float) -> str:
     ranks = "/".join(str(rank) for rank in info.ranks)
     effective = "/".join(f"{scale * value:g}" for value in info.effective_scales)
     return f"{info.name}: {info.matched}/{info.total} modules, rank {ranks}, scale {scale_text(scale)} (effective {effective})"
-
-
-def _whole(value: object) -> object:
-    """Plain data with every field of every structure, also those at their defaults, and without the tags of the wire."""
-    if isinstance(value, msgspec.Struct):
-        return {name: _whole(getattr(value, name)) for name in value.__struct_fields__}
-    if isinstance(value, dict):
-        return {key: _whole(item) for key, item in value.items()}
-    return [_whole(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _stats_line(model: p.ModelInfo, stats: p.RequestStats, mix: list[p.AdapterUse], sampling: p.Sampling) -> str:

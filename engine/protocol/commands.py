@@ -64,6 +64,16 @@ class SetInvocation(Struct):
     text: str
 
 
+class CheckAdapter(Struct):
+    """Find out what a loaded adapter is and does; answered by CheckFinished or CheckFailed. With `effect` also an effect run.
+
+    It is computed between steps, while no request runs.
+    """
+
+    name: str
+    effect: bool = False
+
+
 class Generate(Struct):
     request_id: int
     prompt: Prompt
@@ -90,5 +100,6 @@ class Shutdown(Struct):
 
 
 Command = (
-    LoadModel | CancelLoad | LoadAdapter | ReloadAdapter | UnloadAdapter | PinAdapter | SetInvocation | Generate | SetMix | Abort | Shutdown
+    LoadModel | CancelLoad | LoadAdapter | ReloadAdapter | UnloadAdapter | PinAdapter | SetInvocation | CheckAdapter
+    | Generate | SetMix | Abort | Shutdown
 )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from .facts import Activation, AdapterInfo, ModelInfo, RequestStats
+from .report import CheckReport
 from .snapshot import EngineSnapshot
 from .words import Mix, Struct
 
@@ -112,6 +113,25 @@ class AdapterChanged(Struct):
     """Its invocation or another fact was changed by a command."""
 
     adapter: AdapterInfo
+
+
+class CheckProgress(Struct):
+    """What a check does now."""
+
+    name: str
+    text: str
+
+
+class CheckFinished(Struct):
+    name: str
+    report: CheckReport
+
+
+class CheckFailed(Struct):
+    """A check could not be made, or not to its end."""
+
+    name: str
+    message: str
 
 
 class SlotLoaded(Struct):
@@ -233,7 +253,7 @@ class EngineFailed(Struct):
 Event = (
     EngineStarted | ModelLoading | ModelLoaded | ModelFailed
     | AdapterLoading | AdapterLoaded | AdapterFailed | AdapterReloaded | ReloadFailed | AdapterFileChanged | CheckpointAppeared
-    | AdapterUnloading | AdapterUnloaded | AdapterChanged
+    | AdapterUnloading | AdapterUnloaded | AdapterChanged | CheckProgress | CheckFinished | CheckFailed
     | SlotLoaded | SlotTouched | SlotEvicted | HostLoaded | HostEvicted | MixSet | MixRefused
     | RequestQueued | RequestStarted | TextDelta | RequestFinished | RequestFailed
     | StepFinished | CommandFailed | EngineFailed | EngineSnapshot

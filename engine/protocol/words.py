@@ -8,6 +8,15 @@ class Struct(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of everything that travels: immutable, tagged with its class name."""
 
 
+def plain_data(value: object) -> object:
+    """Plain data for JSON: every field of every structure, also those at their defaults, and without the tags of the wire."""
+    if isinstance(value, msgspec.Struct):
+        return {name: plain_data(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {key: plain_data(item) for key, item in value.items()}
+    return [plain_data(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 class AdapterUse(Struct):
     """One adapter in a mix. `scale` is what the user sets: 1 is as trained, 0 is off, negative is allowed."""
 
