@@ -15,7 +15,8 @@ import torch
 from .adapters.adapter import Adapter
 from .adapters.config import MAX_INVOCATION
 from .adapters.errors import AdapterError
-from .adapters.peft import load_adapter, open_adapter
+from .adapters.load import load_adapter
+from .adapters.open import open_adapter
 from .host_cache import HostCache
 from .mix import unknown_adapter
 from .models.facts import ModelFacts, module_shapes

@@ -10,7 +10,9 @@ from typing import Any
 
 from .adapters.file import AdapterFile
 from .adapters.keys import pair_names
-from .adapters.peft import CONFIG, PICKLE, SAFETENSORS, effective_scales, open_adapter
+from .adapters.open import open_adapter
+from .adapters.peft import CONFIG, PICKLE, SAFETENSORS
+from .adapters.scales import effective_scales
 from .base_file import BaseFile, open_base
 from .models.facts import module_shapes
 

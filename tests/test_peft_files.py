@@ -19,8 +19,10 @@ from safetensors.torch import load_file, save_file
 from lora_bench.engine.adapters.adapter import Adapter
 from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.adapters.fields import FIELDS, UNKNOWN, is_neutral
+from lora_bench.engine.adapters.load import load_adapter
+from lora_bench.engine.adapters.open import open_adapter
 from lora_bench.engine.adapters.patterns import lookup
-from lora_bench.engine.adapters.peft import CONFIG, PICKLE, SAFETENSORS, load_adapter, open_adapter
+from lora_bench.engine.adapters.peft import CONFIG, PICKLE, SAFETENSORS
 from lora_bench.engine.models.facts import ModelFacts
 
 Folder = Callable[..., Path]
@@ -368,6 +370,6 @@ def test_sample_adapters(
 
 
 def test_opening_needs_no_torch() -> None:
-    code = ("import sys; from lora_bench.engine.adapters.peft import open_adapter; open_adapter(sys.argv[1]); "
+    code = ("import sys; from lora_bench.engine.adapters.open import open_adapter; open_adapter(sys.argv[1]); "
             "assert 'torch' not in sys.modules")
     subprocess.run([sys.executable, "-c", code, str(SAMPLES / "caps")], check=True)

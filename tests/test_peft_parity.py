@@ -10,7 +10,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lora_bench.engine.adapter_store import AdapterStore
-from lora_bench.engine.adapters.peft import load_adapter, open_adapter
+from lora_bench.engine.adapters.load import load_adapter
+from lora_bench.engine.adapters.open import open_adapter
 from lora_bench.engine.batch import Chunk, step_inputs
 from lora_bench.engine.blocks import BlockTable
 from lora_bench.engine.mix import fill_weights, resolve_mix

@@ -9,7 +9,8 @@ import torch
 
 from lora_bench.engine.adapters.adapter import Adapter
 from lora_bench.engine.adapters.errors import AdapterError
-from lora_bench.engine.adapters.peft import load_adapter, open_adapter
+from lora_bench.engine.adapters.load import load_adapter
+from lora_bench.engine.adapters.open import open_adapter
 from lora_bench.engine.eviction import Lru
 from lora_bench.engine.models.facts import ModelFacts, module_shapes
 from lora_bench.engine.protocol import Event, SlotEvicted, SlotLoaded, SlotTouched
