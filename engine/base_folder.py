@@ -7,7 +7,7 @@ from typing import Any
 from .base_parts import TURN_END_TEXTS, BaseFile, TokenizerSource, pick_tensors, token_id, type_histogram
 from .models import ARCHITECTURES_CONFIG
 from .models.facts import ModelFacts
-from .models.llama import config_name
+from .models.names import config_name
 from .tokenizer_folder import AddedTokens, chat_template, folder_tokenizer
 from .weights.entry import TensorEntry
 from .weights.files import FormatError, read_json_object, show

@@ -46,7 +46,7 @@ def _base(base: BaseFile) -> dict[str, Any]:
         "intermediate": facts.intermediate, "vocab": facts.vocab, "trained_context": facts.context,
         "rope_theta": facts.rope_theta, "rope_scaling": asdict(facts.rope_scaling) if facts.rope_scaling else None,
         "rope_freq_factors": facts.rope_freq_factors, "tied": facts.tied,
-        "attention_bias": facts.attention_bias, "mlp_bias": facts.mlp_bias, "linear_modules": len(module_shapes(facts)),
+        "attention_bias": facts.attention_bias, "output_bias": facts.output_bias, "mlp_bias": facts.mlp_bias, "linear_modules": len(module_shapes(facts)),
         "tokenizer": {
             "from": "GGUF metadata" if tokenizer.gguf is not None else str(tokenizer.json_path),
             "bos": tokenizer.bos, "eos": tokenizer.eos, "add_bos": tokenizer.add_bos, "end_tokens": list(base.end_tokens),

@@ -12,7 +12,7 @@ import pytest
 
 from lora_bench.engine.default_model import ensure_default_model
 from lora_bench.engine.models.facts import ModelFacts, module_shapes, tensor_shapes
-from lora_bench.engine.models.llama import config_name, gguf_name
+from lora_bench.engine.models.names import config_name, gguf_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,7 +124,7 @@ def tiny_gguf(tmp_path: Path, tiny_facts: ModelFacts, tiny_tensors: dict[str, Te
         "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": TINY_TEMPLATE,
     }
-    interleaved = {gguf_name(name): _interleaved(name, tensor, f).numpy() for name, tensor in tiny_tensors.items()}
+    interleaved = {gguf_name(name, f): _interleaved(name, tensor, f).numpy() for name, tensor in tiny_tensors.items()}
 
     def write(name: str = "tiny.gguf", metadata: Mapping[str, object] = {}, tensors: Mapping[str, object] = {},  # noqa: B006
               architecture: str = "llama") -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lora_bench.engine.models.facts import ModelFacts, tensor_shapes
-from lora_bench.engine.models.llama import gguf_name
+from lora_bench.engine.models.names import gguf_name
 from lora_bench.engine.weights.entry import BLOCKS
 from lora_bench.engine.weights.gguf import TYPES
 
@@ -60,7 +60,7 @@ def write_gguf(path: Path, kinds: Mapping[str, str], chance: np.random.Generator
     for name, shape in tensor_shapes(f).items():
         named = (kind for end, kind in kinds.items() if end and name.removesuffix(".weight").endswith(end))
         kind = next(named, kinds.get("", "F32")) if len(shape) == 2 else "F32"
-        tensors.append((gguf_name(name), shape, kind, random_bytes(kind, shape, chance)))
+        tensors.append((gguf_name(name, f), shape, kind, random_bytes(kind, shape, chance)))
     counts = {
         "block_count": f.layers, "context_length": f.context, "embedding_length": f.hidden, "feed_forward_length": f.intermediate,
         "attention.head_count": f.heads, "attention.head_count_kv": f.kv_heads, "attention.key_length": f.head_dim,

@@ -17,7 +17,8 @@ from gguf import quants
 from lora_bench.engine.base_file import NO_END_TOKEN, NO_TEMPLATE, open_base
 from lora_bench.engine.base_gguf import NO_PRE_TOKENIZER
 from lora_bench.engine.models.facts import ModelFacts, RopeScaling, module_shapes, tensor_shapes
-from lora_bench.engine.models.llama import facts_from_config, gguf_name
+from lora_bench.engine.models.llama import facts_from_config
+from lora_bench.engine.models.names import gguf_name
 from lora_bench.engine.tokenizer import Tokenizer
 from lora_bench.engine.weights.files import FormatError
 from lora_bench.engine.weights.load import LoadCancelled, load_weights
@@ -70,7 +71,7 @@ def _widened(facts: ModelFacts, hidden: int, kinds: dict[str, str]) -> tuple[dic
     packed, expected = {}, {}
     for name, shape in tensor_shapes(replace(facts, hidden=hidden)).items():
         array = torch.randn(shape).numpy()
-        in_file = gguf_name(name)
+        in_file = gguf_name(name, facts)
         if in_file in kinds:
             kind = gguf.GGMLQuantizationType[kinds[in_file]]
             packed[in_file] = (kind, quants.quantize(array, kind))
@@ -94,7 +95,7 @@ def test_tied_biased_and_freq_factored_bases(tiny_gguf: Callable, tiny_folder: C
     assert torch.equal(load_weights(freqs, "cpu", torch.bfloat16)["rope_freqs.weight"], factors)
     biases = {f"model.layers.{i}.self_attn.{p}_proj.bias": torch.randn(n) for i in range(2) for p, n in zip("qkvo", (36, 12, 12, 24), strict=True)}
     biased = open_base(tiny_folder(config={"attention_bias": True}, tensors=biases))
-    assert biased.facts.attention_bias and "layers.1.self_attn.o_proj.bias" in biased.tensors
+    assert biased.facts.attention_bias and biased.facts.output_bias and "layers.1.self_attn.o_proj.bias" in biased.tensors
     both = open_base(tiny_folder("t", config={"tie_word_embeddings": True}))
     assert "lm_head.weight" not in both.tensors and "not used" in both.notes[0]
 
@@ -133,7 +134,7 @@ def test_config_of_old_and_new_styles(change: dict, fields: dict) -> None:
 @pytest.mark.parametrize("change, words", [
     ({"num_attention_heads": 0}, "num_attention_heads is 0"), ({"num_attention_heads": "6"}, "whole number is expected"),
     ({"num_hidden_layers": 10**9}, "number of layers .* is 1000000000"), ({"hidden_size": None}, "hidden_size is missing"),
-    ({"hidden_size": 25}, "not divisible"), ({"num_key_value_heads": 4}, "cannot share 4"), ({"head_dim": 5}, "even number"),
+    ({"hidden_size": 25}, "not divisible"), ({"num_key_value_heads": 4}, "cannot share 4"), ({"head_dim": 5}, "5 dimensions, an even number"),
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"), ({"quantization_config": {"quant_method": "gptq"}}, "quantised safetensors"),
     ({"auto_map": {"AutoModel": "x.Y"}}, "custom code .* never run"), ({"architectures": ["LlamaForSequenceClassification"]}, "architectures is"),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "kind 'yarn' is not supported"), ({"rope_scaling": 3}, "an object is expected"),
@@ -201,11 +202,11 @@ def test_not_a_base(tmp_path: Path) -> None:
 
 # -- models in parts ------------------------------------------------------------------------------
 @pytest.fixture
-def parts(tiny_gguf: Callable, tiny_tensors: dict) -> Callable[..., list[Path]]:
+def parts(tiny_gguf: Callable, tiny_facts: ModelFacts, tiny_tensors: dict) -> Callable[..., list[Path]]:
     """`parts(metadata of the second)` writes a GGUF in two files, layer 1 in the second."""
 
     def write(**second: object) -> list[Path]:
-        names = [gguf_name(name) for name in tiny_tensors]
+        names = [gguf_name(name, tiny_facts) for name in tiny_tensors]
         later = {name for name in names if name.startswith("blk.1.")}
         keys = {"split.count": 2, "split.tensors.count": len(names)}
         return [

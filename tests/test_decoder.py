@@ -20,7 +20,7 @@ TINY = ModelFacts(architecture="llama", layers=2, hidden=24, heads=6, kv_heads=2
 SHAPES = {
     "plain": TINY,
     "tied": replace(TINY, tied=True),
-    "biases": replace(TINY, attention_bias=True, mlp_bias=True),
+    "biases": replace(TINY, attention_bias=True, output_bias=True, mlp_bias=True),
     "one kv head": replace(TINY, kv_heads=1),
     "own head_dim": replace(TINY, head_dim=14, kv_heads=6),
     "linear rope": replace(TINY, rope_scaling=RopeScaling("linear", 4.0)),

@@ -13,7 +13,7 @@ from ...kernels.rope import inverse_frequencies, llama3_frequencies, rope_, rope
 from ...kernels.weights import Weight, concat_rows
 from ..batch import StepInputs
 from .acting import NO_DELTAS, ActiveLora, Deltas, Lap, Linear, Norm, embed, linear, norm
-from .facts import NORMS, ModelFacts, linear_layout, module_shapes
+from .facts import ModelFacts, linear_layout, module_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _layer(weights: dict[str, Weight], name: str, facts: ModelFacts) -> Layer:
     linears = {
         fused: _fused(weights, fused, [f"{name}.{module}" for module in modules]) for fused, modules in linear_layout(facts).items()
     }
-    norms = {kind: Norm(kind, RmsNorm(weights.pop(f"{name}.{kind}.weight"), facts.rms_eps)) for kind in NORMS}
+    norms = {kind: Norm(kind, RmsNorm(weights.pop(f"{name}.{kind}.weight"), facts.rms_eps)) for kind in facts.norms.names}
     return Layer(
         attention_norm=norms["input_layernorm"], qkv=linears["qkv_proj"], o=linears["o_proj"],
         mlp_norm=norms["post_attention_layernorm"], gate_up=linears["gate_up_proj"], down=linears["down_proj"])

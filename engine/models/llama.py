@@ -1,4 +1,4 @@
-"""Facts of llama models out of GGUF metadata and out of config.json, and the names of their tensors in both."""
+"""Facts of llama models out of GGUF metadata and out of config.json."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -8,14 +8,6 @@ from typing import Any
 from ..weights.entry import TensorEntry
 from ..weights.files import FormatError, show
 from .facts import ModelFacts, RopeScaling, validate
-
-GGUF_NAMES = {
-    "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "rope_freqs": "rope_freqs",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}
-"""canonical module -> its name in GGUF, the layer's part ("layers.3." / "blk.3.") left out"""
 
 _GGUF_MUST_BE_ABSENT = ("attention.sliding_window", "expert_count", "attention.clamp_kqv", "attention.scale", "logit_scale", "residual_scale",
                         "embedding_scale", "attention.alibi_bias_max")
@@ -31,20 +23,6 @@ _CONFIG_WHY = {
     "quantization_config": "quantised safetensors are not supported; use the unquantised model or a GGUF of it",
     "auto_map": "custom code in a model folder is never run; use a model that needs none",
 }
-
-
-def gguf_name(canonical: str) -> str:
-    """"layers.3.self_attn.q_proj.weight" -> "blk.3.attn_q.weight"."""
-    module, _, kind = canonical.rpartition(".")
-    if not module.startswith("layers."):
-        return f"{GGUF_NAMES[module]}.{kind}"
-    _, layer, inner = module.split(".", 2)
-    return f"blk.{layer}.{GGUF_NAMES[inner]}.{kind}"
-
-
-def config_name(canonical: str) -> str:
-    """"layers.3.mlp.up_proj.weight" -> "model.layers.3.mlp.up_proj.weight"; lm_head stays."""
-    return canonical if canonical.startswith("lm_head.") else f"model.{canonical}"
 
 
 def facts_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorEntry], path: Path) -> ModelFacts:
@@ -69,7 +47,8 @@ def facts_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorEnt
         vocab=vocab, context=source.count("context_length"),
         rms_eps=source.number("attention.layer_norm_rms_epsilon"), rope_theta=source.number("rope.freq_base", 10000.0),
         rope_scaling=_gguf_scaling(source), rope_freq_factors="rope_freqs.weight" in tensors, tied="output.weight" not in tensors,
-        attention_bias="blk.0.attn_q.bias" in tensors, mlp_bias="blk.0.ffn_gate.bias" in tensors,
+        attention_bias="blk.0.attn_q.bias" in tensors, output_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_gate.bias" in tensors,
     ), path)
 
 
@@ -95,7 +74,8 @@ def facts_from_config(config: Mapping[str, Any], path: Path) -> ModelFacts:
         intermediate=source.count("intermediate_size"), vocab=source.count("vocab_size"), context=context,
         rms_eps=source.number("rms_norm_eps", 1e-6), rope_theta=_Fields(rope, path, "").number("rope_theta", 10000.0),
         rope_scaling=_config_scaling(rope, context, path), tied=source.flag("tie_word_embeddings"),
-        attention_bias=not mistral and source.flag("attention_bias"), mlp_bias=not mistral and source.flag("mlp_bias"),
+        attention_bias=not mistral and source.flag("attention_bias"), output_bias=not mistral and source.flag("attention_bias"),
+        mlp_bias=not mistral and source.flag("mlp_bias"),
     ), path)
 
 

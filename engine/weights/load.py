@@ -13,6 +13,7 @@ from ...kernels.packed import PackedRows, PackedWeight, convert_
 from ...kernels.quant import QUANT_TYPES, swap_byte_order_
 from ...kernels.weights import Weight
 from ..base_parts import BaseFile
+from ..models.names import permuted_heads
 from .entry import TensorEntry
 from .files import FormatError, open_regular
 from .memory import stays_packed
@@ -110,12 +111,8 @@ def _changed(entry: TensorEntry) -> FormatError:
 
 
 def _hugging_face_rows(name: str, tensor: Tensor, base: BaseFile) -> Tensor:
-    """`tensor` [rows, ...], of numbers or of packed bytes, in Hugging Face order.
-
-    GGUF stores the two halves of each q/k head interleaved; the halves' order is Hugging Face's.
-    """
-    module = name.rpartition(".")[0]
-    if base.format != "gguf" or not module.endswith((".q_proj", ".k_proj")):
+    """`tensor` [rows, ...], of numbers or of packed bytes, in Hugging Face order; see `permuted_heads`."""
+    heads = permuted_heads(base.facts, name.rpartition(".")[0]) if base.format == "gguf" else None
+    if heads is None:
         return tensor
-    heads = base.facts.heads if module.endswith(".q_proj") else base.facts.kv_heads
     return tensor.view(heads, base.facts.head_dim // 2, 2, -1).transpose(1, 2).reshape(tensor.shape).contiguous()
