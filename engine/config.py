@@ -1,4 +1,4 @@
-"""What a loaded model may use of this machine: device, dtype, context, KV memory, threads."""
+"""What a loaded model may use of this machine: device, dtype, how its weights lie in memory, context, KV memory."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from .blocks import BLOCK_TOKENS, blocks_for
 from .failures import OutOfMemory
 from .models.facts import ModelFacts
 from .protocol import LoadModel
+from .weights.memory import DENSE_SHARE, weight_bytes
 
 DEFAULT_CONTEXT = 8192
 FULL_CONTEXTS = 4
@@ -38,6 +39,10 @@ class EngineConfig:
     step_tokens: int
     slots: int
     host_cache_bytes: int
+    packed: bool
+    """matrices stay as they lie in the file"""
+    notes: tuple[str, ...]
+    """what a user should know of these choices"""
     max_running: int = 32
 
 
@@ -49,31 +54,54 @@ def make_config(command: LoadModel, base: BaseFile, make_room: Callable[[], None
     """
     device = pick_device(command.device)
     dtype = DTYPES[AUTO_DTYPE[device.type] if command.dtype == "auto" else command.dtype]
-    facts = base.facts
-    _check_numbers(command, facts)
-    need = base.parameters * dtype.itemsize
-    if need > _free_bytes(device):
+    _check_numbers(command, base.facts)
+    packed, need, free, weights_note = _place_weights(command, base, device, dtype, make_room)
+    context, blocks, context_note = _place_context(command, base, device, dtype, free - need)
+    return EngineConfig(device, dtype, context, blocks, STEP_TOKENS[device.type], command.slots, command.host_cache_bytes,
+                        packed, tuple(filter(None, (weights_note, context_note))))
+
+
+def _place_weights(
+    command: LoadModel, base: BaseFile, device: torch.device, dtype: torch.dtype, make_room: Callable[[], None],
+) -> tuple[bool, int, int, str]:
+    """Whether they are packed, the bytes that they take, those that are free, and what to say of it."""
+    dense, packed = (weight_bytes(base.tensors.values(), dtype.itemsize, kept) for kept in (False, True))
+    as_numbers = f"{dense:,} bytes as {DTYPE_NAMES[dtype]}"
+    sizes = as_numbers if packed == dense else f"{as_numbers}, {packed:,} packed as in the file"
+    advice = "close other programs, choose dtype bf16, or take a smaller model"
+    if command.weights == "dense" and packed < dense:
+        advice = "choose weights packed, or " + advice
+    if (least := dense if command.weights == "dense" else packed) > (total := _total_bytes(device)):
+        raise OutOfMemory(f"{base.path}: its weights take {sizes}, and {device} has {total:,} bytes of memory in all; {advice}")
+    share = DENSE_SHARE if command.weights == "auto" and packed < dense else 1.0
+    if (packed if command.weights == "packed" else dense) > share * _free_bytes(device):
         make_room()
-    if need > (free := _free_bytes(device)):
-        raise OutOfMemory(f"{base.path}: its weights take {need:,} bytes as {DTYPE_NAMES[dtype]}, {free:,} bytes of memory are free on {device}; "
-                          "close other programs, choose dtype bf16, or take a smaller model")
-    wanted = command.context or min(facts.context, DEFAULT_CONTEXT)
+    free = _free_bytes(device)
+    if least > free:
+        raise OutOfMemory(f"{base.path}: its weights take {sizes}, {free:,} bytes of memory are free on {device}; {advice}")
+    if command.weights == "packed" and packed == dense:
+        return False, dense, free, "packed weights were asked for, but no matrix of this file is smaller so than as " + DTYPE_NAMES[dtype]
+    if command.weights == "auto" and dense > share * free:
+        return True, packed, free, (f"the weights stay packed as in the file, {packed:,} bytes: {as_numbers} are more than {DENSE_SHARE:.0%} "
+                                    f"of the {free:,} bytes of memory that are free on {device}")
+    return command.weights == "packed", packed if command.weights == "packed" else dense, free, ""
+
+
+def _place_context(command: LoadModel, base: BaseFile, device: torch.device, dtype: torch.dtype, left: int) -> tuple[int, int, str]:
+    """Tokens of a request and KV blocks in `left` bytes beside the weights, and what to say when they are fewer than usual."""
+    facts = base.facts
+    usual = min(facts.context, DEFAULT_CONTEXT)
+    wanted = command.context or usual
     block_bytes = 2 * facts.layers * facts.kv_out * dtype.itemsize * BLOCK_TOKENS
-    blocks = min(FULL_CONTEXTS * blocks_for(wanted), int(MEMORY_SHARE * (free - need)) // block_bytes)
+    blocks = min(FULL_CONTEXTS * blocks_for(wanted), int(MEMORY_SHARE * left) // block_bytes)
     context = min(wanted, blocks * BLOCK_TOKENS)
     if blocks < 1 or context < command.context:
-        raise OutOfMemory(f"{base.path}: {free - need:,} bytes of memory are free on {device} beside the weights, too few for the keys and values of "
+        raise OutOfMemory(f"{base.path}: {left:,} bytes of memory are free on {device} beside the weights, too few for the keys and values of "
                           f"{wanted} tokens, {block_bytes * blocks_for(wanted):,} bytes of at most {MEMORY_SHARE:.0%} of it; "
                           "choose a smaller context, close other programs, or choose dtype bf16")
-    return EngineConfig(device, dtype, context, blocks, STEP_TOKENS[device.type], command.slots, command.host_cache_bytes)
-
-
-def short_context_note(command: LoadModel, config: EngineConfig, facts: ModelFacts) -> str:
-    """What to say when memory is too short for the usual context; "" when it is not."""
-    usual = min(facts.context, DEFAULT_CONTEXT)
-    if command.context or config.context == usual:
-        return ""
-    return f"the context is {config.context} tokens instead of {usual}: no more fit into {MEMORY_SHARE:.0%} of the memory that is free"
+    if command.context or context == usual:
+        return context, blocks, ""
+    return context, blocks, f"the context is {context} tokens instead of {usual}: no more fit into {MEMORY_SHARE:.0%} of the memory that is free"
 
 
 def _check_numbers(command: LoadModel, facts: ModelFacts) -> None:
@@ -98,3 +126,7 @@ def _free_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return psutil.virtual_memory().available
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _total_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total

@@ -12,7 +12,7 @@ from .base_file import open_base
 from .base_parts import BaseFile
 from .blocks import BlockPool
 from .chat import template_note
-from .config import DTYPE_NAMES, EngineConfig, make_config, short_context_note
+from .config import DTYPE_NAMES, EngineConfig, make_config
 from .default_model import ensure_default_model
 from .models.decoder import Decoder
 from .models.facts import module_shapes
@@ -72,14 +72,14 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
     tokenizer = Tokenizer(base)
     config = make_config(command, base, make_room)
     weights = load_weights(
-        base, config.device, config.dtype, lambda item, done, total: progress.report("weights", item, done, total), cancelled)
+        base, config.device, config.dtype, lambda item, done, total: progress.report("weights", item, done, total), cancelled, config.packed)
     decoder = Decoder(base.facts, weights, config.context)
     progress.report("warm-up", base.name)
     store = AdapterStore(base.facts, config.device, config.dtype, config.slots, config.host_cache_bytes, emit, tokenizer)
     runner = Runner(decoder, store, config.blocks)
     runner.warm_up()
-    notes = short_context_note(command, config, base.facts), template_note(tokenizer, base.chat_template) if base.chat_template else ""
-    base = replace(base, notes=(*base.notes, *filter(None, notes)))
+    template = template_note(tokenizer, base.chat_template) if base.chat_template else ""
+    base = replace(base, notes=(*base.notes, *config.notes, *([template] if template else [])))
     scheduler = Scheduler(BlockPool(config.blocks), config.step_tokens, config.max_running)
     return LoadedModel(base, config, tokenizer, runner, store, scheduler, _info(base, config, decoder))
 
@@ -89,6 +89,7 @@ def _info(base: BaseFile, config: EngineConfig, decoder: Decoder) -> ModelInfo:
     return ModelInfo(
         name=base.name, path=str(base.path), format=base.format, architecture=facts.architecture, layers=facts.layers, hidden=facts.hidden,
         heads=facts.heads, kv_heads=facts.kv_heads, vocab=facts.vocab, context=config.context, trained_context=facts.context,
-        parameters=base.parameters, file_bytes=base.file_bytes, weight_bytes=decoder.nbytes, weight_types=base.weight_types,
+        parameters=base.parameters, file_bytes=base.file_bytes, weight_bytes=decoder.nbytes,
+        weights="packed" if config.packed else "dense", weight_types=base.weight_types,
         device=str(config.device), dtype=DTYPE_NAMES[config.dtype], tied=facts.tied, threads=torch.get_num_threads(),
         linear_modules=len(module_shapes(facts)), chat_template=bool(base.chat_template), end_tokens=base.end_tokens, notes=base.notes)

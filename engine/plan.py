@@ -11,15 +11,20 @@ from typing import Any
 
 import psutil
 
-from .base_file import open_base
+from .base_file import BaseFile, open_base
 from .default_model import DEFAULT, cached_default_model
+from .weights.memory import DENSE_SHARE, weight_bytes
+
+NUMBER_FORMATS = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""number format of weights, keys and values in memory -> bytes of a number"""
 
 
 def memory_plan(path: str | Path | None) -> dict[str, Any]:
-    """Counts from which memory follows for any number format and context.
+    """What memory follows from, for every number format, context and way to keep the weights.
 
-    `elements` of the weights; `kv_elements` of the keys and values of one token over all layers. `download_bytes` is
-    what must be fetched first. Raises FormatError or OSError as `open_base` does.
+    `memory` has by number format the bytes of the weights, dense and packed as in the file, and of the keys and values of one
+    token over all layers. Packed weights are chosen unasked when dense ones take more than `dense_share` of what is free.
+    `download_bytes` is what must be fetched first. Raises FormatError or OSError as `open_base` does.
     """
     if path is None and (path := cached_default_model()) is None:
         return {"name": DEFAULT.file_name, "download_bytes": DEFAULT.wheel_bytes, "available_bytes": psutil.virtual_memory().available}
@@ -28,8 +33,16 @@ def memory_plan(path: str | Path | None) -> dict[str, Any]:
     return {
         "name": base.name, "format": base.format, "architecture": facts.architecture, "layers": facts.layers,
         "weight_types": base.weight_types, "file_bytes": base.file_bytes, "trained_context": facts.context,
-        "elements": base.parameters, "kv_elements": 2 * facts.layers * facts.kv_out,
-        "download_bytes": 0, "available_bytes": psutil.virtual_memory().available,
+        "parameters": base.parameters, "memory": {name: _memory(base, size) for name, size in NUMBER_FORMATS.items()},
+        "dense_share": DENSE_SHARE, "download_bytes": 0, "available_bytes": psutil.virtual_memory().available,
+    }
+
+
+def _memory(base: BaseFile, itemsize: int) -> dict[str, int]:
+    entries = base.tensors.values()
+    return {
+        "dense_weights_bytes": weight_bytes(entries, itemsize, packed=False), "packed_weights_bytes": weight_bytes(entries, itemsize, packed=True),
+        "kv_of_a_token_bytes": 2 * base.facts.layers * base.facts.kv_out * itemsize,
     }
 
 

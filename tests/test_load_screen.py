@@ -167,10 +167,12 @@ async def test_what_the_header_says_of_memory_follows_the_options(sample_base: P
     screen = LoadScreen()
     async with Host(screen).run_test(size=(100, 30)) as pilot:
         screen.query_one("#path", Input).value = str(sample_base)
-        await wait_until(pilot, lambda: "weights 513 MiB" in text(screen, "memory"))
+        await wait_until(pilot, lambda: "weights dense 513 MiB (packed 92.1 MiB)" in text(screen, "memory"))
         assert "llama · 30 layers" in text(screen, "memory") and "fits" in text(screen, "memory")
         screen.query_one("#dtype").value = "bf16"
-        await wait_until(pilot, lambda: "weights 257 MiB" in text(screen, "memory"))
+        await wait_until(pilot, lambda: "weights dense 257 MiB" in text(screen, "memory"))
+        screen.query_one("#weights").value = "packed"
+        await wait_until(pilot, lambda: "weights packed 92.0 MiB (dense 257 MiB)" in text(screen, "memory"))
 
 
 async def test_a_file_that_is_no_model_is_told_before_it_is_loaded(empty_machine: Path) -> None:
@@ -215,12 +217,19 @@ def test_a_model_file_without_a_name_takes_its_folders(empty_machine: Path) -> N
 
 
 def test_options_and_memory_without_a_header() -> None:
-    options = {"device": "cuda", "dtype": "auto", "context": "4k", "slots": "2", "host_cache": "512M"}
-    assert load_command("/m", options) == LoadModel("/m", "cuda", "auto", 4096, 2, 512 << 20)
+    options = {"device": "cuda", "dtype": "auto", "weights": "packed", "context": "4k", "slots": "2", "host_cache": "512M"}
+    assert load_command("/m", options) == LoadModel("/m", "cuda", "auto", 4096, 2, 512 << 20, "packed")
+    options["weights"] = "auto"
+    halves = {"dense_weights_bytes": 2 << 30, "packed_weights_bytes": 1 << 29, "kv_of_a_token_bytes": 2 << 10}
+    singles = {"dense_weights_bytes": 4 << 30, "packed_weights_bytes": 1 << 29, "kv_of_a_token_bytes": 4 << 10}
     plan = {"name": "m", "architecture": "llama", "layers": 2, "weight_types": {"F16": 3}, "file_bytes": 100, "trained_context": 9000,
-            "elements": 1 << 30, "kv_elements": 1 << 10, "download_bytes": 0, "available_bytes": 1 << 30}
-    assert "weights 2.0 GiB + a full chat of 4096 tokens 8.0 MiB" in memory_line(plan, options)
-    assert "DOES NOT FIT" in memory_line(plan, options | {"device": "cpu"})
+            "parameters": 1 << 30, "memory": {"fp32": singles, "bf16": halves, "fp16": halves}, "dense_share": 0.75, "download_bytes": 0,
+            "available_bytes": 1 << 30}
+    assert "weights dense 2.0 GiB (packed 512.0 MiB) + a full chat of 4096 tokens 8.0 MiB" in memory_line(plan, options)
+    assert "weights packed 512.0 MiB (dense 4.0 GiB) + a full chat of 4096 tokens 16.0 MiB" in memory_line(plan, options | {"device": "cpu"})
+    assert "fits" in memory_line(plan, options | {"device": "cpu"})
+    assert "weights dense 4.0 GiB" in memory_line(plan | {"available_bytes": 6 << 30}, options | {"device": "cpu"})
+    assert "DOES NOT FIT" in memory_line(plan, options | {"device": "cpu", "weights": "dense"})
     assert "context: 'x' is not a size" in memory_line(plan, options | {"context": "x"})
     fetch = {"name": "d", "download_bytes": 93 << 20, "available_bytes": 1}
     assert "downloaded once: 93.0 MiB" in memory_line(fetch, options)

@@ -44,6 +44,8 @@ Lora = Annotated[tuple[str, ...], Parameter(name="--lora", negative="", show_def
                       "A sample adapter's name is a PATH too.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where the model runs.")]
 Dtype = Annotated[Literal["auto", "fp32", "bf16", "fp16"], Parameter(help="Number format of the weights in memory.")]
+Weights = Annotated[Literal["auto", "dense", "packed"], Parameter(
+    help="Weights in memory: numbers of that format, or packed as in the file; auto packs them when dense ones leave too little memory.")]
 Context = Annotated[str, Parameter(help="Tokens one chat may hold, for example 4096 or 4k; "
                                          "0 takes what the model was trained for, at most 8192.")]
 Slots = Annotated[int, Parameter(validator=Within(1, MAX_SLOTS), help="Adapters that lie ready on the device at once.")]
@@ -64,6 +66,7 @@ def bench_screen(
     context: Context = "0",
     device: Device = "auto",
     dtype: Dtype = "auto",
+    weights: Weights = "auto",
 ) -> int:
     """Open the workbench."""
     if why_not := why_no_screen():
@@ -73,7 +76,7 @@ def bench_screen(
     from .launch import open_workbench
     from .startup import start_adapters
 
-    load = LoadModel(find_model(model) if model else None, device, dtype, parse_size(context), slots, parse_size(host_cache))
+    load = LoadModel(find_model(model) if model else None, device, dtype, parse_size(context), slots, parse_size(host_cache), weights)
     return open_workbench(load, start_adapters(_adapters(lora), samples=model is None))
 
 
@@ -102,6 +105,7 @@ def chat(
     context: Context = "0",
     device: Device = "auto",
     dtype: Dtype = "auto",
+    weights: Weights = "auto",
 ) -> int:
     """Print one reply: the reply alone on standard output, all else on standard error."""
     adapters = _adapters(lora)
@@ -109,7 +113,7 @@ def chat(
     from ..engine import protocol as p
     from .one_shot import Question, ask
 
-    load = p.LoadModel(find_model(model) if model else None, device, dtype, parse_size(context), max(4, len(adapters)))
+    load = p.LoadModel(find_model(model) if model else None, device, dtype, parse_size(context), max(4, len(adapters)), weights=weights)
     roles = [("system", system)] if system else []
     messages = tuple(p.Message(role, words) for role, words in [*roles, ("user", text)])
     sampling = p.Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_tokens, _stops(stop))
@@ -127,6 +131,19 @@ def inspect(
     from .engine_tools import show
 
     return show("inspect", find_any(path), as_json=json)
+
+
+@app.command
+def plan(
+    model: Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; none: the default model.")] = None,
+    /,
+    *,
+    json: Json = False,
+) -> int:
+    """Say what a model would take of memory, dense and packed, before anything of it is loaded."""
+    from .engine_tools import show
+
+    return show("plan", *([find_model(model)] if model else []), as_json=json)
 
 
 @app.command

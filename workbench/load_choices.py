@@ -13,8 +13,6 @@ from .settings import Recent
 from .text import clean_line, counted, size_text
 
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
-BYTES = {"auto": 4, "fp32": 4, "bf16": 2, "fp16": 2}
-"""of one element; auto is fp32 on the CPU and half of that on a GPU"""
 
 
 def why_not_loaded(event: ModelFailed) -> str:
@@ -55,7 +53,7 @@ def load_command(path: str | None, options: dict[str, str]) -> LoadModel:
     slots = options["slots"].strip()
     if not slots.isdecimal() or not 1 <= int(slots) <= MAX_SLOTS:
         raise UsageError(f"slots: {slots!r} is not a number from 1 to {MAX_SLOTS}")
-    return LoadModel(path, options["device"], options["dtype"], context, int(slots), cache)
+    return LoadModel(path, options["device"], options["dtype"], context, int(slots), cache, options["weights"])
 
 
 def size_input(count: int) -> str:
@@ -75,19 +73,24 @@ def _size(name: str, text: str) -> int:
 
 def memory_line(plan: dict[str, Any], options: dict[str, str]) -> str:
     """What the model is and what it will need, or which option cannot be meant."""
-    if "elements" not in plan:
+    if "memory" not in plan:
         return f"{plan['name']} will be downloaded once: {size_text(plan['download_bytes'])}; afterwards it works offline"
     try:
         load = load_command(None, options)
     except UsageError as error:
         return str(error)
-    width = 2 if load.device == "cuda" and load.dtype == "auto" else BYTES[load.dtype]
+    dtype = ("bf16" if load.device == "cuda" else "fp32") if load.dtype == "auto" else load.dtype
+    memory, free = plan["memory"][dtype], plan["available_bytes"]
     tokens = load.context or min(plan["trained_context"], 8192)
-    weights, kv = plan["elements"] * width, plan["kv_elements"] * width * tokens
+    dense, packed = memory["dense_weights_bytes"], memory["packed_weights_bytes"]
+    too_tight = load.device != "cuda" and dense > plan["dense_share"] * free
+    keep_packed = packed < dense and (load.weights == "packed" or load.weights == "auto" and too_tight)
+    weights, kv = packed if keep_packed else dense, memory["kv_of_a_token_bytes"] * tokens
+    other = f"{'dense' if keep_packed else 'packed'} {size_text(dense if keep_packed else packed)}"
     types = " ".join(f"{kind}×{count}" for kind, count in sorted(plan["weight_types"].items(), key=lambda item: -item[1])[:3])
-    need, free = weights + kv, plan["available_bytes"]
+    need = weights + kv
     fits = "fits" if need < free else "DOES NOT FIT"
     where = "of GPU memory" if load.device == "cuda" else f"of {size_text(free)} free: {fits}"
     return (f"{plan['architecture']} · {counted(plan['layers'], 'layer')} · {types} · {size_text(plan['file_bytes'])} on disk\n"
-            f"weights {size_text(weights)} + a full chat of {tokens} tokens {size_text(kv)} = {size_text(need)} {where}; "
+            f"weights {'packed' if keep_packed else 'dense'} {size_text(weights)} ({other}) + a full chat of {tokens} tokens {size_text(kv)} = {size_text(need)} {where}; "
             f"adapters up to {size_text(load.host_cache_bytes)} more")

@@ -33,6 +33,8 @@ class ModelInfo(Struct):
     end_tokens: tuple[int, ...]
     notes: tuple[str, ...] = ()
     """things a user should know that did not stop the load"""
+    weights: str = "dense"
+    """"dense": numbers of `dtype`; "packed": matrices as they lie in the file, where that is smaller"""
 
 
 class AdapterInfo(Struct):

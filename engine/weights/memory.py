@@ -5,6 +5,9 @@ from collections.abc import Iterable
 
 from .entry import TensorEntry
 
+DENSE_SHARE = 0.75
+"""of the memory that is free, what dense weights may take before packed ones are chosen unasked: keys, values and adapters need the rest"""
+
 
 def stays_packed(entry: TensorEntry, itemsize: int) -> bool:
     """Whether a packed load keeps this tensor as it is in the file: a matrix that is smaller so than at `itemsize` bytes a number."""

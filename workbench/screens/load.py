@@ -88,6 +88,7 @@ class LoadScreen(Screen[None]):
         with Horizontal(id="options"):
             yield from self._pick("device", "Device", ("auto", "cpu", "cuda"), self._last.device)
             yield from self._pick("dtype", "Number format", ("auto", "fp32", "bf16", "fp16"), self._last.dtype)
+            yield from self._pick("weights", "Weights", ("auto", "dense", "packed"), self._last.weights)
             cache = size_input(self._last.host_cache_bytes)
             for (name, label), value in zip(FIELDS.items(), (str(self._last.context), str(self._last.slots), cache), strict=True):
                 with Vertical(classes="option"):
@@ -212,7 +213,7 @@ class LoadScreen(Screen[None]):
         self.post_message(self.Open(self._loading))
 
     def _options(self) -> dict[str, str]:
-        picks = {name: str(self.query_one(f"#{name}", Select).value) for name in ("device", "dtype")}
+        picks = {name: str(self.query_one(f"#{name}", Select).value) for name in ("device", "dtype", "weights")}
         return picks | {name: self.query_one(f"#{name}", Input).value for name in FIELDS}
 
     def action_target(self, pane: str) -> DOMNode:
