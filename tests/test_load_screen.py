@@ -225,8 +225,8 @@ def test_options_and_memory_without_a_header() -> None:
     plan = {"name": "m", "architecture": "llama", "layers": 2, "weight_types": {"F16": 3}, "file_bytes": 100, "trained_context": 9000,
             "parameters": 1 << 30, "memory": {"fp32": singles, "bf16": halves, "fp16": halves}, "dense_share": 0.75, "download_bytes": 0,
             "available_bytes": 1 << 30}
-    assert "weights dense 2.0 GiB (packed 512.0 MiB) + a full chat of 4096 tokens 8.0 MiB" in memory_line(plan, options)
-    assert "weights packed 512.0 MiB (dense 4.0 GiB) + a full chat of 4096 tokens 16.0 MiB" in memory_line(plan, options | {"device": "cpu"})
+    assert "weights dense 2.0 GiB (packed 512 MiB) + a full chat of 4096 tokens 8.0 MiB" in memory_line(plan, options)
+    assert "weights packed 512 MiB (dense 4.0 GiB) + a full chat of 4096 tokens 16.0 MiB" in memory_line(plan, options | {"device": "cpu"})
     assert "fits" in memory_line(plan, options | {"device": "cpu"})
     assert "weights dense 4.0 GiB" in memory_line(plan | {"available_bytes": 6 << 30}, options | {"device": "cpu"})
     assert "DOES NOT FIT" in memory_line(plan, options | {"device": "cpu", "weights": "dense"})

@@ -86,11 +86,12 @@ def memory_line(plan: dict[str, Any], options: dict[str, str]) -> str:
     too_tight = load.device != "cuda" and dense > plan["dense_share"] * free
     keep_packed = packed < dense and (load.weights == "packed" or load.weights == "auto" and too_tight)
     weights, kv = packed if keep_packed else dense, memory["kv_of_a_token_bytes"] * tokens
-    other = f"{'dense' if keep_packed else 'packed'} {size_text(dense if keep_packed else packed)}"
+    both = (f"packed {size_text(packed)} (dense {size_text(dense)})" if keep_packed else
+            f"dense {size_text(dense)}" + (f" (packed {size_text(packed)})" if packed < dense else ""))
     types = " ".join(f"{kind}×{count}" for kind, count in sorted(plan["weight_types"].items(), key=lambda item: -item[1])[:3])
     need = weights + kv
     fits = "fits" if need < free else "DOES NOT FIT"
     where = "of GPU memory" if load.device == "cuda" else f"of {size_text(free)} free: {fits}"
     return (f"{plan['architecture']} · {counted(plan['layers'], 'layer')} · {types} · {size_text(plan['file_bytes'])} on disk\n"
-            f"weights {'packed' if keep_packed else 'dense'} {size_text(weights)} ({other}) + a full chat of {tokens} tokens {size_text(kv)} = {size_text(need)} {where}; "
+            f"weights {both} + a full chat of {tokens} tokens {size_text(kv)} = {size_text(need)} {where}; "
             f"adapters up to {size_text(load.host_cache_bytes)} more")
