@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
+from .adapter_read import Progress, ReadAdapter, differences, read_adapter
+from .adapter_records import Record, Records
 from .adapters.adapter import Adapter
 from .adapters.config import MAX_INVOCATION
 from .adapters.errors import AdapterError
-from .adapters.load import load_adapter
-from .adapters.open import open_adapter
 from .host_cache import HostCache
-from .mix import unknown_adapter
 from .models.facts import ModelFacts, module_shapes
 from .protocol import (
     AdapterChanged,
+    AdapterFileChanged,
     AdapterInfo,
     AdapterLoaded,
+    AdapterReloaded,
     AdapterUnloaded,
     AdapterUnloading,
     AdapterView,
@@ -33,33 +34,33 @@ from .protocol import (
 )
 from .routing import Routing, RoutingCache
 from .slot_pool import Arrival, SlotPool
-from .slots import build_content, fused_modules
+from .slots import SlotContent, build_content, fused_modules
+from .watch import FileState, Watched
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 
-@dataclass(slots=True)
-class _Record:
-    """What is known of a name while its tensors may be in any tier."""
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """What a reload did: the requests that keep the old content, and its name now ("" when nobody does)."""
 
-    info: AdapterInfo
-    path: Path
-    leaving: bool = False
+    users: tuple[int, ...] = ()
+    kept_as: str = ""
 
 
 class AdapterStore:
     """The adapters of one base.
 
-    Emits AdapterLoaded, AdapterUnloading, AdapterUnloaded, AdapterChanged, Slot* and Host* events; failures are raised
-    (AdapterError, MixTooLarge, SlotsBusy, other ValueError, OSError) and leave everything as it was.
+    Emits AdapterLoaded, AdapterReloaded, AdapterUnloading, AdapterUnloaded, AdapterChanged, AdapterFileChanged, Slot* and Host*
+    events; failures are raised (AdapterError, MixTooLarge, SlotsBusy, other ValueError, OSError) and leave everything as it was.
     """
 
     def __init__(
         self, facts: ModelFacts, device: torch.device, dtype: torch.dtype, slots: int, host_bytes: int, emit: Emit, tokenizer: Tokenizer,
     ) -> None:
         self._facts, self._device, self._dtype, self._emit, self._tokenizer = facts, device, dtype, emit, tokenizer
-        self._records: dict[str, _Record] = {}
+        self._records = Records()
         self._host = HostCache(host_bytes, emit)
         self._pool = SlotPool(slots, emit)
         shapes = module_shapes(facts)
@@ -67,35 +68,61 @@ class AdapterStore:
         self._routings = RoutingCache(facts.layers, outputs, device)
         self._queued: dict[int, frozenset[str]] = {}
         """what waiting requests will need"""
+        self._kept: dict[int, dict[str, str]] = {}
+        """running request -> name -> what its content is called since that name was reloaded"""
         self._lock = RLock()
 
     # -- commands ----------------------------------------------------------------------------------
     def load(self, path: str | os.PathLike[str], name: str | None = None) -> AdapterInfo:
-        """Read an adapter into the host tier under `name`, or a free name made from its folder's.
+        """`read` and `add` in one."""
+        return self.add(self.read(path, name), name)
+
+    def read(
+        self, path: str | os.PathLike[str], name: str | None = None,
+        progress: Progress = lambda done, total: None, cancelled: Callable[[], bool] = lambda: False,
+    ) -> ReadAdapter:
+        """Read an adapter for this base and keep nothing of it; any thread may. See `read_adapter`."""
+        return read_adapter(path, name, self._facts, progress, cancelled)
+
+    def add(self, read: ReadAdapter, name: str | None = None) -> AdapterInfo:
+        """Take what was read into the host tier under `name`, or a free name made from its folder's.
 
         Content that is already loaded under that name is a no-op, said in the notes of what is returned and emitted.
         """
         with self._lock:
-            began = perf_counter()
-            if name is not None and not name.strip():
-                raise AdapterError(f"{os.fspath(path)}: an adapter cannot have an empty name; give one or leave it out")
-            file = open_adapter(path)
-            adapter = load_adapter(file, self._facts, name or file.default_name)
-            name = self._choose_name(name, adapter)
+            name = self._records.choose_name(name, read.adapter.info)
             if name in self._records:
-                return self._already_loaded(name, began)
-            adapter = self._named(adapter, name)
+                return self._already_loaded(name, read)
+            adapter = self._named(read.adapter, name)
             self._host.check_fits(adapter)
-            ms = _ms_since(began)
-            self._records[name] = _Record(adapter.info, file.path.absolute())
-            self._host.put(name, adapter, ms)
-            self._emit(AdapterLoaded(adapter.info, ms))
+            self._records[name] = Record(adapter.info, read.path, read.files, read.stamp)
+            self._host.put(name, adapter, read.ms)
+            self._emit(AdapterLoaded(adapter.info, read.ms))
             return adapter.info
+
+    def replace(self, name: str, read: ReadAdapter) -> Swap:
+        """Put what was read under `name` in the place of what it held; pin and an invocation set by command stay.
+
+        The requests that hold the old content keep it, under a name of its own, until they end. The same content changes nothing.
+        """
+        with self._lock:
+            record = self._records.known(name)
+            if record.leaving:
+                raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {_requests(self._users(name))}; load it again after that")
+            old, adapter = record.info, self._keep_invocation(record, self._named(read.adapter, name))
+            same = adapter.info.digest == old.digest
+            swap = Swap() if same else self._swap(name, adapter, read.ms)
+            self._records[name] = Record(
+                adapter.info, read.path, read.files, read.stamp, own_invocation=record.own_invocation)
+            changes = () if same else differences(old, adapter.info)
+            others = self._records.neighbours(name)
+            self._emit(AdapterReloaded(adapter.info, old.digest, changes, others, swap.users, swap.kept_as, read.ms))
+            return swap
 
     def unload(self, name: str) -> None:
         """Forget `name` and free its memory, now or when the requests that hold it or wait for it end."""
         with self._lock:
-            record = self._record(name)
+            record = self._records.known(name)
             if record.leaving:
                 raise AdapterError(f"adapter {name!r} is already being unloaded; it waits for {_requests(self._users(name))}")
             if users := self._users(name):
@@ -107,13 +134,13 @@ class AdapterStore:
     def pin(self, name: str, pinned: bool) -> None:
         """Keep `name` in its slot (once it has one) whatever else needs room, or let it go again."""
         with self._lock:
-            self._record(name)
+            self._records.known(name)
             (self._pool.pinned.add if pinned else self._pool.pinned.discard)(name)
 
     def set_invocation(self, name: str, text: str) -> AdapterInfo:
         """Make `name` an aLoRA that starts at `text`, tokenised by the base; "" makes it a plain LoRA."""
         with self._lock:
-            record = self._record(name)
+            record = self._records.known(name)
             if text == record.info.invocation:
                 return record.info  # the adapter's own ids stay: its text may be tokenised otherwise
             tokens = tuple(self._tokenizer.encode(text, special=True)) if text else ()
@@ -123,8 +150,24 @@ class AdapterStore:
                 raise AdapterError(f"the invocation of adapter {name!r} has {len(tokens)} tokens, over the limit of {MAX_INVOCATION}; "
                                    "give a shorter text")
             record.info = msgspec.structs.replace(record.info, invocation=text, invocation_tokens=tokens)
+            record.own_invocation = True
             self._emit(AdapterChanged(record.info))
             return record.info
+
+    def path(self, name: str) -> Path:
+        """Where `name` was loaded from. Raises AdapterError for one that is not loaded."""
+        return self._records.known(name).path
+
+    def watched(self) -> tuple[Watched, ...]:
+        return self._records.watched()
+
+    def file_seen(self, watched: Watched, state: FileState) -> None:
+        """What a look at the files of an adapter found; said when it is news."""
+        record = self._records.get(watched.name)
+        if record is None or record.stamp != watched.stamp or record.file == state:
+            return
+        record.file = state
+        self._emit(AdapterFileChanged(watched.name, record.info.path, state or "back"))
 
     def clear(self) -> None:
         """Forget every adapter; no request may use one."""
@@ -171,6 +214,7 @@ class AdapterStore:
         """The request `user` is over: its adapters may be evicted, and those being unloaded go if nobody else needs them."""
         with self._lock:
             self._queued.pop(user, None)
+            self._kept.pop(user, None)
             self._pool.release(user)
             self._finish_unloads()
 
@@ -186,14 +230,24 @@ class AdapterStore:
     @property
     def infos(self) -> Mapping[str, AdapterInfo]:
         """What is loaded, by name, in the order of loading."""
-        return {name: record.info for name, record in self._records.items()}
+        return self._records.infos()
+
+    def infos_for(self, user: int) -> Mapping[str, AdapterInfo]:
+        """`infos` as the request `user` has them: a name that was reloaded while it ran means the old content, by its name now."""
+        return {**self.infos, **{name: self._records[kept].info for name, kept in self._kept.get(user, {}).items()}}
+
+    def adapter(self, name: str) -> Adapter:
+        """The loaded content of `name`: of the host tier, else read again from disk, entering no tier. Raises AdapterError."""
+        with self._lock:
+            self._records.known(name)
+            return self._host.get(name) or self._read_again(name)
 
     def text(self, ids: Sequence[int]) -> str:
         """Token ids as the base writes them, special tokens included."""
         return self._tokenizer.decode(ids, special=True)
 
     def adapter_views(self) -> tuple[AdapterView, ...]:
-        return tuple(self._view(name, record.info) for name, record in self._records.items())
+        return tuple(self._view(name, record) for name, record in self._records.items() if not record.replaced)
 
     def slot_views(self) -> tuple[SlotView, ...]:
         return self._pool.views()
@@ -207,52 +261,33 @@ class AdapterStore:
         return self._routings.copied_bytes
 
     # -- inside ------------------------------------------------------------------------------------
-    def _record(self, name: str) -> _Record:
-        if name not in self._records:
-            raise AdapterError(unknown_adapter(name, self._records))
-        return self._records[name]
-
     def _users(self, name: str) -> tuple[int, ...]:
         """The requests that hold `name`, then those that wait for it."""
         return (*self._pool.users(name), *(user for user, names in self._queued.items() if name in names))
 
     def _check_stays(self, name: str, user: int | None) -> None:
-        if self._record(name).leaving and user not in self._users(name):
+        held = user in self._users(name)
+        if not held and self._records.known(name).leaving:
             raise AdapterError(f"adapter {name!r} is being unloaded; load it again once that is done")
 
-    def _choose_name(self, given: str | None, adapter: Adapter) -> str:
-        """`given`, or the first of name, name-2, name-3, ... that is free or already holds this content."""
-        digest = adapter.info.digest
-        if given is not None:
-            record = self._records.get(given)
-            if record is not None and record.info.digest != digest:
-                raise AdapterError(f"{adapter.info.path}: the name {given!r} is taken by other content ({record.info.path}); "
-                                   "unload that first or choose another name")
-            return given
-        base = name = adapter.info.name
-        number = 1
-        while name in self._records and self._records[name].info.digest != digest:
-            number += 1
-            name = f"{base}-{number}"
-        return name
-
-    def _already_loaded(self, name: str, began: float) -> AdapterInfo:
+    def _already_loaded(self, name: str, read: ReadAdapter) -> AdapterInfo:
         record = self._records[name]
         if record.leaving:
             raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {_requests(self._users(name))}; "
                                "load it again after that")
+        if record.files == read.files:
+            record.stamp, record.file = read.stamp, ""
         info = msgspec.structs.replace(record.info, notes=(*record.info.notes, f"was already loaded as {name!r} with the same content"))
-        self._emit(AdapterLoaded(info, _ms_since(began)))
+        self._emit(AdapterLoaded(info, read.ms))
         return info
 
     def _named(self, adapter: Adapter, name: str) -> Adapter:
-        info = adapter.info
+        info = msgspec.structs.replace(adapter.info, name=name)
         notes = info.notes
-        twins = [other for other, record in self._records.items() if record.info.digest == info.digest]
-        if twins:
+        if twins := self._records.twins(info):
             notes = (*notes, f"the same content as {', '.join(map(repr, twins))}")
         invocation = self.text(info.invocation_tokens) if info.invocation_tokens else ""
-        return Adapter(msgspec.structs.replace(info, name=name, notes=notes, invocation=invocation), adapter.weights)
+        return Adapter(msgspec.structs.replace(info, notes=notes, invocation=invocation), adapter.weights)
 
     def _fetch(self, name: str) -> tuple[Arrival, Adapter]:
         """`name` on the device, from the host tier or read again from disk and proved to be the same."""
@@ -261,13 +296,46 @@ class AdapterStore:
         source = "disk" if adapter is None else "host"
         if adapter is None:
             adapter = self._read_again(name)
-        content = build_content(adapter, self._facts, self._device, self._dtype)
-        return Arrival(name, content, source, _ms_since(began)), adapter
+        return Arrival(name, self._build(adapter), source, _ms_since(began)), adapter
+
+    def _build(self, adapter: Adapter) -> SlotContent:
+        return build_content(adapter, self._facts, self._device, self._dtype)
+
+    def _keep_invocation(self, record: Record, adapter: Adapter) -> Adapter:
+        """`adapter` with the invocation that the person set for what it replaces, if they did."""
+        if not record.own_invocation:
+            return adapter
+        old = record.info
+        return Adapter(msgspec.structs.replace(
+            adapter.info, invocation=old.invocation, invocation_tokens=old.invocation_tokens), adapter.weights)
+
+    def _swap(self, name: str, adapter: Adapter, ms: float) -> Swap:
+        """All tiers from the old content of `name` to `adapter`. What can fail comes first."""
+        self._host.check_fits(adapter)
+        slot = self._pool.get(name)
+        content = self._build(adapter) if slot is not None else None
+        users = self._pool.users(name)
+        kept_as = self._set_aside(name, users) if users else ""
+        if slot is not None and content is not None:
+            self._routings.forget(slot.index)
+            if not users:
+                self._pool.refill(Arrival(name, content, "host", ms), "its file was read again")
+        self._host.drop(name)
+        self._host.put(name, adapter, ms)
+        return Swap(users, kept_as)
+
+    def _set_aside(self, name: str, users: Sequence[int]) -> str:
+        """Let `users` go on with the content of `name` under another name, which it leaves with the last of them."""
+        kept = self._records.set_aside(name)
+        self._pool.rename(name, kept)
+        for user in users:
+            self._kept.setdefault(user, {})[name] = kept
+        return kept
 
     def _read_again(self, name: str) -> Adapter:
         record = self._records[name]
         try:
-            adapter = load_adapter(open_adapter(record.path), self._facts, name)
+            adapter = read_adapter(record.path, name, self._facts).adapter
         except (ValueError, OSError) as error:
             raise AdapterError(f"adapter {name!r} is no longer in memory and cannot be read again: {error}") from error
         if adapter.info.digest != record.info.digest:
@@ -285,12 +353,15 @@ class AdapterStore:
         freed = self._pool.remove(name) + self._host.drop(name)
         self._pool.pinned.discard(name)
         del self._records[name]
+        for kept in self._kept.values():
+            for old in [old for old, key in kept.items() if key == name]:
+                del kept[old]
         self._emit(AdapterUnloaded(name, freed))
 
-    def _view(self, name: str, info: AdapterInfo) -> AdapterView:
+    def _view(self, name: str, record: Record) -> AdapterView:
         slot = self._pool.get(name)
         tier = "slot" if slot is not None else "host" if name in self._host else "disk"
-        return AdapterView(info, tier, slot.index if slot is not None else -1, name in self._pool.pinned)
+        return AdapterView(record.info, tier, slot.index if slot is not None else -1, name in self._pool.pinned, record.file)
 
 
 def _ms_since(began: float) -> float:

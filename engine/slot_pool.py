@@ -107,6 +107,22 @@ class SlotPool:
         self._lru.remove(name)
         return slot.clear() if slot else 0
 
+    def rename(self, name: str, new: str) -> None:
+        """What is in the slot of `name`, and the requests that hold it, go on as `new`; `name` has no slot then."""
+        slot = self._by_name.pop(name)
+        slot.adapter = new
+        self._by_name[new] = slot
+        self._lru.remove(name)
+        self._lru.touch(new)
+        self._held = {user: frozenset(new if held == name else held for held in names) for user, names in self._held.items()}
+
+    def refill(self, arrival: Arrival, because: str) -> None:
+        """Other content into the slot that `arrival.name` has and no request holds."""
+        slot = self._by_name[arrival.name]
+        self.remove(arrival.name)
+        self._emit(SlotEvicted(slot.index, arrival.name, because))
+        self._place(arrival, because)
+
     def views(self) -> tuple[SlotView, ...]:
         now = monotonic()
         return tuple(self._view(slot, now) for slot in self.slots)

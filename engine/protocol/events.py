@@ -65,6 +65,8 @@ class AdapterReloaded(Struct):
     old_digest: str
     changes: tuple[str, ...]
     """what is different, a clause each: "rank 16 → 32", ..."""
+    others: tuple[str, ...]
+    """other names that were loaded from the same files and keep what they hold"""
     kept_for: tuple[int, ...]
     """running requests that finish on the old content"""
     kept_as: str

@@ -1,0 +1,87 @@
+"""Reading an adapter from disk: no state of the engine is touched, so it may go on beside the steps, and be cancelled."""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from .adapters.adapter import Adapter
+from .adapters.errors import AdapterError
+from .adapters.file import AdapterFile
+from .adapters.load import load_adapter
+from .adapters.open import open_adapter
+from .models.facts import ModelFacts
+from .protocol import AdapterInfo
+from .watch import Stamp, stamp_of
+from .weights.load import LoadCancelled
+
+Progress = Callable[[int, int], None]
+"""bytes read, bytes in all"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAdapter:
+    """An adapter in RAM, and the files that it came from as they were."""
+
+    adapter: Adapter
+    path: Path
+    """absolute, as the user named it"""
+    files: tuple[Path, ...]
+    stamp: Stamp
+    ms: float
+
+
+def read_adapter(
+    path: str | os.PathLike[str], name: str | None, facts: ModelFacts,
+    progress: Progress = lambda done, total: None, cancelled: Callable[[], bool] = lambda: False,
+) -> ReadAdapter:
+    """Read and check the adapter at `path` for the base `facts`; `name` None takes its folder's.
+
+    Raises AdapterError, FormatError or OSError with a sentence, LoadCancelled once `cancelled()` is true. Files that change
+    under the reading are refused.
+    """
+    began = perf_counter()
+    if name is not None and not name.strip():
+        raise AdapterError(f"{os.fspath(path)}: an adapter cannot have an empty name; give one or leave it out")
+    files = files_of(open_adapter(path))
+    stamp = stamp_of(files)
+    file = open_adapter(path)  # behind the stamp: what is read now is what the stamp vouches for
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(min(done, file.weights_bytes), file.weights_bytes)
+        if cancelled():
+            raise LoadCancelled(f"{os.fspath(path)}: loading was cancelled")
+
+    adapter = load_adapter(file, facts, name or file.default_name, advance)
+    if files_of(file) != files or stamp_of(files) != stamp:
+        raise AdapterError(f"{os.fspath(path)}: changed while it was read; let what writes to it finish and load it again")
+    return ReadAdapter(adapter, file.path.absolute(), files, stamp, (perf_counter() - began) * 1e3)
+
+
+def files_of(file: AdapterFile) -> tuple[Path, ...]:
+    """The files whose content the adapter is."""
+    return tuple(dict.fromkeys(path.absolute() for path in (file.config_path, file.weights_path)))
+
+
+def differences(old: AdapterInfo, new: AdapterInfo) -> tuple[str, ...]:
+    """What is different between two contents of one name, a clause each; "the weights" when the facts are the same."""
+    facts = {
+        "rank": lambda info: _numbers(info.ranks),
+        "effective scale": lambda info: _numbers(info.effective_scales),
+        "invocation": lambda info: repr(info.invocation) if info.invocation else "none",
+        "modules": lambda info: f"{info.matched}/{info.total}",
+        "targets": lambda info: " ".join(info.targets),
+        "dtype": lambda info: info.dtype,
+        "bytes": lambda info: f"{info.bytes:,}",
+    }
+    found = tuple(f"{label} {fact(old)} → {fact(new)}" for label, fact in facts.items() if fact(old) != fact(new))
+    return found or ("the weights",)
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return "/".join(f"{value:g}" for value in values[:6]) + ("/…" if len(values) > 6 else "")

@@ -1,0 +1,83 @@
+"""What is known of every adapter by name, wherever its tensors are."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from .adapters.errors import AdapterError
+from .mix import unknown_adapter
+from .protocol import AdapterInfo
+from .watch import FileState, Stamp, Watched
+
+
+@dataclass(slots=True)
+class Record:
+    info: AdapterInfo
+    path: Path
+    """absolute, as the user named it"""
+    files: tuple[Path, ...]
+    stamp: Stamp
+    """of `files`, from before they were read"""
+    file: FileState = ""
+    """what became of `files` since"""
+    own_invocation: bool = False
+    """set by command, not by the file"""
+    leaving: bool = False
+    replaced: bool = False
+    """old content that running requests finish on; no mix can name it"""
+
+
+class Records(dict[str, Record]):
+    """Records by name, in the order of loading. Old content that was replaced is among them under a name of its own."""
+
+    def known(self, name: str) -> Record:
+        """Raises AdapterError for a name that no mix may have."""
+        if name not in self or self[name].replaced:
+            raise AdapterError(unknown_adapter(name, self.infos()))
+        return self[name]
+
+    def infos(self) -> dict[str, AdapterInfo]:
+        """Of all but old content."""
+        return {name: record.info for name, record in self.items() if not record.replaced}
+
+    def choose_name(self, given: str | None, info: AdapterInfo) -> str:
+        """`given`, or the first of name, name-2, name-3, ... that is free or already holds this content."""
+        if given is not None:
+            record = self.get(given)
+            if record is not None and record.info.digest != info.digest:
+                here = "what this path held before" if record.info.path == info.path else f"other content ({record.info.path})"
+                way = "reload it to take what it holds now" if record.info.path == info.path else "unload that first"
+                raise AdapterError(f"{info.path}: the name {given!r} is taken by {here}; {way}, or choose another name")
+            return given
+        return self._free(info.name, info.digest)
+
+    def set_aside(self, name: str) -> str:
+        """A second record of what `name` holds, as old content that leaves with its users; its name, `name@digest`."""
+        record = self[name]
+        kept = self._free(f"{name}@{record.info.digest[:8]}")
+        info = msgspec.structs.replace(record.info, name=kept)
+        self[kept] = Record(info, record.path, record.files, record.stamp, leaving=True, replaced=True)
+        return kept
+
+    def twins(self, info: AdapterInfo) -> list[str]:
+        """Other names of the same content."""
+        return [name for name, known in self.infos().items() if known.digest == info.digest and name != info.name]
+
+    def neighbours(self, name: str) -> tuple[str, ...]:
+        """Other names that were loaded from the same files and keep other content than `name` has."""
+        own = self[name]
+        return tuple(other for other, record in self.items()
+                     if not record.replaced and record.files == own.files and record.info.digest != own.info.digest)
+
+    def watched(self) -> tuple[Watched, ...]:
+        """The files of every adapter, and what they were like when they were read."""
+        return tuple(Watched(name, record.files, record.stamp) for name, record in self.items() if not record.replaced)
+
+    def _free(self, first: str, digest: str = "") -> str:
+        name, number = first, 1
+        while name in self and self[name].info.digest != digest:
+            number += 1
+            name = f"{first}-{number}"
+        return name
