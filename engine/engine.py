@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import psutil
 from torch import Tensor
 
+from .adapter_read import ReadAdapter
 from .blocks import BLOCK_TOKENS
 from .chat import check_length, prompt_ids
 from .failures import out_of_memory, sentence
@@ -16,6 +17,7 @@ from .look import look
 from .mix import TokenMix, check_mix, resolve_mix
 from .protocol import (
     AdapterInfo,
+    CommandFailed,
     Emit,
     EngineSnapshot,
     Generate,
@@ -85,6 +87,26 @@ class Engine:
     def load_adapter(self, path: str, name: str | None = None) -> AdapterInfo:
         return self.model.store.load(path, name)
 
+    def reload_adapter(self, name: str) -> None:
+        """Read the file of `name` again, now; what is loaded stays when that cannot be taken."""
+        store = self.model.store
+        self.replace_adapter(name, store.read(store.path(name), name))
+
+    def replace_adapter(self, name: str, read: ReadAdapter) -> None:
+        """Put what was read under `name`: for new and waiting requests and the standing mix; running ones finish on what they have."""
+        model = self.model
+        swap = model.store.replace(name, read)
+        for request in model.scheduler.running:
+            if request.id in swap.users:
+                request.mix = request.mix.renamed(name, swap.kept_as)
+        for request in [request for request in model.scheduler.waiting if any(use.name == name for use in request.mix.mix)]:
+            with self._failing(lambda message, memory, request=request: self._fail(request, message, memory)):
+                self._swap_mix(request, self._token_mix(request.mix.mix, request.ids, request.id))
+        if any(use.name == name for use in self._mix):
+            with self._failing(lambda message, _: self._emit(CommandFailed(
+                    f"adapter {name!r} was reloaded, but has no slot for the mix that is set: {message}"))):
+                self._give_slots(self._mix)
+
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; its memory is freed when the last request that uses it or waits for it ends."""
         self.model.store.unload(name)
@@ -129,7 +151,7 @@ class Engine:
         try:
             for request in changed:
                 before = request.mix
-                self._swap_mix(request, self._token_mix(mix, request.ids[: request.prompt_tokens]))
+                self._swap_mix(request, self._token_mix(mix, request.ids[: request.prompt_tokens], request.id))
                 done.append((request, before))
         except Exception:
             for request, before in reversed(done):
@@ -190,11 +212,12 @@ class Engine:
         if outside is not None:
             raise ValueError(f"token id {outside} is not in the vocabulary of {model.base.facts.vocab} tokens")
         return Request(
-            request_id, ids, len(ids), self._token_mix(mix, ids), sampling, min(len(ids) + sampling.max_tokens, context), context,
+            request_id, ids, len(ids), self._token_mix(mix, ids, request_id), sampling, min(len(ids) + sampling.max_tokens, context), context,
             frozenset(model.base.end_tokens), TextStream(model.tokenizer), StopText(sampling.stop))
 
-    def _token_mix(self, mix: Mix, prompt: Sequence[int]) -> TokenMix:
-        return resolve_mix(mix, prompt, self.model.store.infos, self.model.store.text)
+    def _token_mix(self, mix: Mix, prompt: Sequence[int], request_id: int) -> TokenMix:
+        store = self.model.store
+        return resolve_mix(mix, prompt, store.infos_for(request_id), store.text)
 
     def _admit(self, model: LoadedModel) -> None:
         def acquire(request: Request) -> str:
@@ -225,6 +248,16 @@ class Engine:
             if request.waits_for != reason and not (place and request.waits_for):
                 request.waits_for = reason
                 self._emit(RequestQueued(request.id, reason))
+
+    @contextlib.contextmanager
+    def _failing(self, tell: Callable[[str, bool], object]) -> Iterator[None]:
+        """What cannot be had is told in words, with whether memory ran out; anything else is a fault and passes."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, (ValueError, OSError)) and not out_of_memory(error):
+                raise
+            tell(sentence(error), out_of_memory(error))
 
     def _give_slots(self, mix: Mix) -> None:
         """Slots for the standing mix at once; when requests hold them all, it gets them with its first request."""

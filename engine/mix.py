@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from torch import Tensor
@@ -40,6 +40,10 @@ class TokenMix:
     def names(self) -> tuple[str, ...]:
         return tuple(use.name for use in self.active)
 
+    def renamed(self, name: str, new: str) -> TokenMix:
+        """What acted as `name` acts as `new`: another name of the same content."""
+        return replace(self, active=tuple(replace(use, name=new) if use.name == name else use for use in self.active))
+
 
 def check_mix(mix: Mix, known: Mapping[str, object]) -> None:
     """Raise MixError when `mix` names an adapter that is not among `known`, names one twice, or has a scale out of bounds."""
@@ -56,7 +60,10 @@ def check_mix(mix: Mix, known: Mapping[str, object]) -> None:
 
 
 def resolve_mix(mix: Mix, prompt: Sequence[int], infos: Mapping[str, AdapterInfo], text: Callable[[Sequence[int]], str]) -> TokenMix:
-    """`mix` for a request with the token ids `prompt`; `text` decodes ids for the screen. Raises MixError (see `check_mix`)."""
+    """`mix` for a request with the token ids `prompt`; `text` decodes ids for the screen. Raises MixError (see `check_mix`).
+
+    What acts does so under the name in its info, which is another one than the mix has for content that was replaced.
+    """
     check_mix(mix, infos)
     active, activations = [], []
     for use in mix:
@@ -66,7 +73,7 @@ def resolve_mix(mix: Mix, prompt: Sequence[int], infos: Mapping[str, AdapterInfo
             activations.append(activation)
             start = activation.start
         if use.scale != 0 and start >= 0:
-            active.append(ActiveUse(use.name, use.scale, start))
+            active.append(ActiveUse(infos[use.name].name, use.scale, start))
     return TokenMix(mix, tuple(active), tuple(activations))
 
 
