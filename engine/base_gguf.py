@@ -12,7 +12,7 @@ from .weights.files import FormatError, show
 from .weights.gguf import GgufHeader
 from .weights.gguf_parts import read_model
 
-_CONTROL = 3
+_CONTROL, _USER_DEFINED = 3, 4
 _DETAILS = ("general.name", "general.basename", "general.organization", "general.author", "general.finetune", "general.size_label",
             "general.license", "general.description", "general.url", "general.source.url", "general.quantized_by")
 NO_PRE_TOKENIZER = "tokenizer.ggml.pre is missing: text is cut by the default rule, which may not be the model's own"
@@ -34,6 +34,7 @@ def read_gguf_base(path: Path) -> BaseFile:
         gguf={key: value for key, value in metadata.items() if key.startswith("tokenizer.")},
         bos=ids["bos_token_id"], eos=ids["eos_token_id"], add_bos=_flag(metadata, "tokenizer.ggml.add_bos_token"),
         texts={name: tokens[ids[key]] for name, key in _TOKEN_TEXTS.items() if ids[key] is not None},
+        strips=_strips(metadata, tokens, kinds),
     )
     ends = {ids[key] for key in _END_IDS} - {None}
     ends |= {i for i, (text, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == _CONTROL and text in TURN_END_TEXTS}
@@ -68,6 +69,14 @@ def _vocabulary(metadata: dict[str, Any], vocab: int, path: Path) -> tuple[list[
         raise FormatError(f"{path}: metadata tokenizer.ggml.token_type does not have one type for each of {len(tokens):,} tokens; "
                           "the file is corrupt")
     return tokens, kinds
+
+
+def _strips(metadata: dict[str, Any], tokens: list[str], kinds: Any) -> dict[int, tuple[bool, bool]]:
+    """The added tokens of Phi-3 and Phi-3.5 take the white space after them, but for four; GGUF has no key that says so."""
+    if metadata["general.architecture"] != "phi3" or metadata.get("tokenizer.ggml.model") != "llama":
+        return {}
+    return {i: (False, True) for i, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
+            if text == "</s>" or kind in (_CONTROL, _USER_DEFINED) and text not in ("<unk>", "<s>", "<|endoftext|>")}
 
 
 def _flag(metadata: dict[str, Any], key: str) -> bool | None:

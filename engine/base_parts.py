@@ -30,6 +30,10 @@ class TokenizerSource:
     """put BOS before plain text; None leaves it to the tokenizer.json"""
     texts: Mapping[str, str] = field(default_factory=dict)
     """bos_token, eos_token, unk_token, pad_token as templates name them"""
+    added: Mapping[str, int] = field(default_factory=dict, repr=False)
+    """spelling -> id of the added tokens as a tokenizer.json declares them"""
+    strips: Mapping[int, tuple[bool, bool]] = field(default_factory=dict, repr=False)
+    """id of an added token -> whether it takes the white space before it, after it; for GGUF, which does not say"""
 
 
 @dataclass(frozen=True)

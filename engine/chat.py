@@ -5,7 +5,7 @@ import re
 
 from .protocol import Chat, Message, Prompt, RawText, TokenIds
 from .template import RENDERER
-from .tokenizer import Tokenizer
+from .tokenizer import SpecialTokens, Tokenizer
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """noncharacters that no text has: they mark what looks like a special token but came from a message"""
@@ -56,10 +56,9 @@ def _ids_and_text(tokenizer: Tokenizer, template: str | None, prompt: Prompt) ->
         return _checked(tokenizer, prompt), "".join(tokenizer.token_text(prompt.ids))
     if isinstance(prompt, RawText):
         return _with_bos(tokenizer, tokenizer.encode(prompt.text, special=True)), prompt.text
-    specials = _pattern(tokenizer)
-    messages = [_marked(specials, message) for message in prompt.messages]
+    messages = [_marked(tokenizer.special, message) for message in prompt.messages]
     text = _chat_text(tokenizer, template, messages, prompt)
-    ids = _parse(tokenizer, specials, text) if _OPEN in text else tokenizer.encode(_MARKS.sub("", text), special=True)
+    ids = _parse(tokenizer, text) if _OPEN in text else tokenizer.encode(_MARKS.sub("", text), special=True)
     return ids if template is not None else _with_bos(tokenizer, ids), _MARKS.sub("", text)
 
 
@@ -76,18 +75,17 @@ def fallback_text(messages: list[dict[str, str]], generate: bool) -> str:
     return "".join(lines) + ("Assistant:" if generate else "")
 
 
-def _marked(specials: re.Pattern[str] | None, message: Message) -> dict[str, str]:
+def _marked(specials: SpecialTokens, message: Message) -> dict[str, str]:
     return {"role": _mark(specials, message.role), "content": _mark(specials, message.content)}
 
 
-def _mark(specials: re.Pattern[str] | None, text: str) -> str:
+def _mark(specials: SpecialTokens, text: str) -> str:
     text = _MARKS.sub("\ufffd", text.encode("utf-8", "replace").decode("utf-8"))
-    return specials.sub(lambda found: f"{_OPEN}{found[0]}{_CLOSE}", text) if specials else text
-
-
-def _pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    texts = sorted(filter(None, tokenizer.special), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, texts))) if texts else None
+    pieces, last = [], 0
+    for start, end, _ in specials.find(text):
+        pieces += [text[last:start], _OPEN, text[start:end], _CLOSE]
+        last = end
+    return "".join([*pieces, text[last:]])
 
 
 def _chat_text(tokenizer: Tokenizer, template: str | None, messages: list[dict[str, str]], prompt: Chat) -> str:
@@ -98,7 +96,7 @@ def _chat_text(tokenizer: Tokenizer, template: str | None, messages: list[dict[s
     return RENDERER.render(template, variables) + prompt.opening
 
 
-def _parse(tokenizer: Tokenizer, specials: re.Pattern[str], text: str) -> list[int]:
+def _parse(tokenizer: Tokenizer, text: str) -> list[int]:
     """Ids of a text with marks: between the special tokens outside of marks, everything is text."""
     ids: list[int] = []
     fragment = ""
@@ -107,15 +105,14 @@ def _parse(tokenizer: Tokenizer, specials: re.Pattern[str], text: str) -> list[i
         if piece.startswith(_OPEN):
             fragment += piece[1:-1]
             continue
-        start = 0
+        last = 0
         piece = _MARKS.sub("", piece)
-        for found in specials.finditer(piece):
-            number = tokenizer.special[found[0]]
+        for start, end, number in tokenizer.special.find(piece):
             before, after = tokenizer.eats_space[number]
-            fragment += piece[start:found.start()]
+            fragment += piece[last:start]
             ids += tokenizer.encode(_trim(fragment, eats_after, before), special=False) + [number]
-            fragment, start, eats_after = "", found.end(), after
-        fragment += piece[start:]
+            fragment, last, eats_after = "", end, after
+        fragment += piece[last:]
     return ids + tokenizer.encode(_trim(fragment, eats_after, False), special=False)
 
 

@@ -34,7 +34,7 @@ def folder_tokenizer(folder: Path, config: dict[str, Any], vocab: int) -> tuple[
         json_path=path, texts=texts,
         bos=bos if bos is not None else _first_id(config.get("bos_token_id"), vocab, "bos_token_id", folder),
         eos=eos if eos is not None else _first_id(config.get("eos_token_id"), vocab, "eos_token_id", folder),
-        add_bos=add_bos if isinstance(add_bos, bool) else None,
+        add_bos=add_bos if isinstance(add_bos, bool) else None, added={text: number for text, (number, _) in added.items()},
     ), added
 
 

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer as Fast
 from lora_bench.engine.base_file import open_base
 from lora_bench.engine.base_parts import TokenizerSource
 from lora_bench.engine.tokenizer import TextStream, Tokenizer
-from lora_bench.engine.tokenizer.gguf import PRE_TOKENIZERS
+from lora_bench.engine.tokenizer.pre import PRE_TOKENIZERS
+from lora_bench.engine.tokenizer.token_bytes import byte_alphabet
 from lora_bench.engine.weights.files import FormatError
 
 
@@ -90,9 +91,7 @@ def test_ids_beyond_the_vocabulary_have_no_text(sample: Tokenizer) -> None:
 @pytest.fixture(scope="module")
 def byte_tokens() -> Tokenizer:
     """Byte-level, one token a byte: id = byte, then </s> as 256."""
-    from lora_bench.engine.tokenizer.tokenizer import _ALPHABET
-
-    texts = [text for text, _ in sorted(_ALPHABET.items(), key=lambda item: item[1])]
+    texts = [text for text, _ in sorted(byte_alphabet().items(), key=lambda item: item[1])]
     metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": [*texts, "</s>"],
                 "tokenizer.ggml.token_type": [1] * 256 + [3], "tokenizer.ggml.merges": []}
     return of_source(TokenizerSource(gguf=metadata), 257)
@@ -187,7 +186,7 @@ def test_added_tokens_with_spaces() -> None:
 def test_words_are_cut_as_the_family_cuts_them(pre: str, text: str, words: list[str]) -> None:
     from tokenizers import Regex
 
-    cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[pre]])
+    cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[pre].patterns])
     assert [word for word, _ in cut.pre_tokenize_str(text)] == words
 
 

@@ -1,6 +1,7 @@
 """Token ids <-> text: every base's tokenizer, out of GGUF metadata or of a folder's files, and what adapters add to it."""
 from __future__ import annotations
 
+from .specials import SpecialTokens
 from .tokenizer import TextStream, Tokenizer
 
-__all__ = ["TextStream", "Tokenizer"]
+__all__ = ["SpecialTokens", "TextStream", "Tokenizer"]

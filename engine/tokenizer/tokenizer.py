@@ -2,19 +2,20 @@
 from __future__ import annotations
 
 import codecs
-import json
-import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from tokenizers import Tokenizer as Fast
 
 from ..base_parts import BaseFile
-from ..weights.files import FormatError, parse_json_object, read_bounded, show
-from . import gguf as tokenizer_gguf
+from ..weights.files import FormatError, read_bounded, show
+from . import gguf
+from .bounds import check_bounds
+from .library import library
+from .specials import SpecialTokens
+from .token_bytes import decoding_of
 
 MAX_TOKENIZER_BYTES = 64 << 20
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_CANNOT = "the tokenizer cannot be built; download the file again"
 
 
 class Tokenizer:
@@ -23,81 +24,94 @@ class Tokenizer:
     def __init__(self, base: BaseFile) -> None:
         """Raises FormatError naming the file and what in it cannot be honoured."""
         source = base.tokenizer
-        if source.gguf is not None:
-            kinds = source.gguf.get("tokenizer.ggml.token_type") or [1] * base.facts.vocab
-            self._fast = _guarded(lambda: tokenizer_gguf.build(source.gguf, source.gguf["tokenizer.ggml.tokens"], kinds, base.path), base.path)
-            self.add_bos = tokenizer_gguf.adds_bos_by_default(source.gguf) if source.add_bos is None else source.add_bos
-        else:
-            data = read_bounded(source.json_path, MAX_TOKENIZER_BYTES)
-            parse_json_object(data, source.json_path)
-            self._fast = _guarded(lambda: Fast.from_buffer(data), source.json_path)
-            self.add_bos = self._post_processor_adds(source.bos) if source.add_bos is None else source.add_bos
+        self.path = source.json_path or base.path
+        """the file that messages name"""
+        with library(self.path, _CANNOT):
+            self._fast = _of_gguf(base) if source.gguf is not None else Fast.from_buffer(read_bounded(source.json_path, MAX_TOKENIZER_BYTES))
         self._fast.no_truncation()
         self._fast.no_padding()
+        _without_dropout(self._fast)
+        check_bounds(self._fast, self.path)
         self.bos, self.eos = source.bos, source.eos
         self.end_tokens = base.end_tokens
         self.model_vocab = base.facts.vocab
         self.special_texts = dict(source.texts)
         """bos_token, eos_token, ... as chat templates name them"""
         self._read_vocabulary(base)
+        self.add_bos = self._adds_bos(base) if source.add_bos is None else source.add_bos
 
     def _read_vocabulary(self, base: BaseFile) -> None:
         vocab = self._fast.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
-        where = base.tokenizer.json_path or base.path
         if not 0 < self.vocab_size <= base.facts.vocab:
-            raise FormatError(f"{where}: has token ids up to {self.vocab_size - 1:,}, the model's vocabulary holds {base.facts.vocab:,}; "
+            raise FormatError(f"{self.path}: has token ids up to {self.vocab_size - 1:,}, the model's vocabulary holds {base.facts.vocab:,}; "
                               "the tokenizer is of another model")
         self._texts: list[str | None] = [None] * self.vocab_size
         for text, number in vocab.items():
             self._texts[number] = text
-        if base.tokenizer.gguf is not None:
-            self._texts = list(base.tokenizer.gguf["tokenizer.ggml.tokens"])
-            self.vocab_size = len(self._texts)
+        metadata = base.tokenizer.gguf
+        if metadata is not None:
+            tokens = metadata["tokenizer.ggml.tokens"]
+            kinds = _kinds(base)
+            self._texts = [None if gguf.is_filler(text, i, kinds[i]) else text for i, text in enumerate(tokens)]
+            self.vocab_size = len(tokens)
+        moved = next(((text, i) for text, i in base.tokenizer.added.items() if vocab.get(text) != i), None)
+        if moved:
+            raise FormatError(f"{self.path}: declares the added token {show(moved[0])} as id {moved[1]:,}, but ids are given in order and it "
+                              f"becomes {vocab.get(moved[0])}; the tokenizer is incomplete or edited, download it again")
+        self._read_added()
+        self._decoding = decoding_of(self._fast, self.path)
+
+    def _read_added(self) -> None:
         added = self._fast.get_added_tokens_decoder()
         self._added = {number: token.content for number, token in added.items()}
-        self.special = {token.content: number for number, token in added.items() if token.special}
-        """text -> id of the tokens that are parsed only when asked for"""
+        self.special = SpecialTokens({token.content: number for number, token in added.items() if token.special})
+        """the tokens that are parsed only when asked for"""
         self.eats_space = {number: (token.lstrip, token.rstrip) for number, token in added.items() if token.special}
         """id of such a token -> whether it takes the white space before it, after it"""
-        self._special_ids = frozenset(self.special.values())
-        steps = _decoding_steps(self._fast, where)
-        self._byte_level = any(step["type"] == "ByteLevel" for step in steps)
-        self._strips_space = any(map(_strips_first_space, steps))
+        self._special_ids = frozenset(self.eats_space)
 
-    def _post_processor_adds(self, bos: int | None) -> bool:
-        return bos is not None and self._fast.encode("a").ids[:1] == [bos] and self._fast.encode("a", add_special_tokens=False).ids[:1] != [bos]
+    def _adds_bos(self, base: BaseFile) -> bool:
+        """What a file means that does not say whether plain text begins with BOS."""
+        if base.tokenizer.gguf is not None:
+            return gguf.adds_bos_by_default(base.tokenizer.gguf)
+        with library(self.path, _CANNOT):
+            return self.bos is not None and self._fast.encode("a").ids[:1] == [self.bos] != self._fast.encode("a", add_special_tokens=False).ids[:1]
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Ids of `text`, nothing added. `special`: special tokens spelled in it become those tokens; else they stay text."""
+        """Ids of `text`, nothing added. `special`: special tokens spelled in it become those tokens; else they stay text.
+
+        Raises FormatError when the tokenizer's own pattern fails on the text.
+        """
         self._fast.encode_special_tokens = not special
-        return self._fast.encode(text.encode("utf-8", "replace").decode("utf-8"), add_special_tokens=False).ids
+        with library(self.path, "its tokenizer fails on this text"):
+            return self._fast.encode(text.encode("utf-8", "replace").decode("utf-8"), add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD. `special`: special tokens are spelled out, else they give nothing."""
-        return self._strip_first(b"".join(self._bytes(i, special) for i in ids)).decode("utf-8", errors="replace")
+        return self.strip_first(b"".join(self.token_bytes(i, special) for i in ids)).decode("utf-8", errors="replace")
 
     def token_text(self, ids: Iterable[int]) -> list[str]:
         """Every token by itself, for display: special ones spelled out, parts of characters as U+FFFD, unknown ids as "<id>"."""
-        return [self._bytes(i, True).decode("utf-8", errors="replace") if self._known(i) else f"<{i}>" for i in ids]
+        return [self.token_bytes(i, True).decode("utf-8", errors="replace") if self._known(i) else f"<{i}>" for i in ids]
+
+    def spelling(self, number: int) -> str | None:
+        """The token as its vocabulary spells it; None for an id without token."""
+        return self._added.get(number, self._texts[number]) if self._known(number) else None
+
+    def token_bytes(self, number: int, special: bool) -> bytes:
+        """The bytes that a token stands for; none for ids without token and, unless `special`, for special ones."""
+        if not self._known(number) or number in self._special_ids and not special:
+            return b""
+        added = self._added.get(number)
+        return self._decoding.of(self._texts[number]) if added is None else self._decoding.of_added(added)
+
+    def strip_first(self, data: bytes) -> bytes:
+        """A text's bytes without the space that the decoder takes from its beginning."""
+        return data[1:] if self._decoding.strips_space and data.startswith(b" ") else data
 
     def _known(self, number: int) -> bool:
         return 0 <= number < self.vocab_size and self._texts[number] is not None
-
-    def _bytes(self, number: int, special: bool) -> bytes:
-        if not self._known(number) or number in self._special_ids and not special:
-            return b""
-        if number in self._added:
-            return self._added[number].encode("utf-8", "replace")
-        text = self._texts[number]
-        if self._byte_level:
-            return _from_byte_level(text)
-        byte = _BYTE_TOKEN.fullmatch(text)
-        return bytes([int(byte[1], 16)]) if byte else text.replace(tokenizer_gguf.SPACE, " ").encode("utf-8", "replace")
-
-    def _strip_first(self, data: bytes) -> bytes:
-        """SentencePiece puts a space before the first word; it is no part of the text."""
-        return data[1:] if self._strips_space and data.startswith(b" ") else data
 
 
 class TextStream:
@@ -112,10 +126,10 @@ class TextStream:
         self._started = False
 
     def push(self, token: int) -> str:
-        data = self._tokenizer._bytes(token, False)
+        data = self._tokenizer.token_bytes(token, False)
         if data and not self._started:
             self._started = True
-            data = self._tokenizer._strip_first(data)
+            data = self._tokenizer.strip_first(data)
         return self._decoder.decode(data)
 
     def finish(self) -> str:
@@ -123,44 +137,16 @@ class TextStream:
         return self._decoder.decode(b"", final=True)
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level BPE: printable bytes stand for themselves, the others for U+0100 and on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+def _of_gguf(base: BaseFile) -> Fast:
+    source = base.tokenizer
+    return gguf.build(source.gguf, source.gguf["tokenizer.ggml.tokens"], _kinds(base), base.path, source.strips)
 
 
-_ALPHABET = _byte_alphabet()
+def _kinds(base: BaseFile) -> list[int]:
+    return list(base.tokenizer.gguf.get("tokenizer.ggml.token_type") or [1] * len(base.tokenizer.gguf["tokenizer.ggml.tokens"]))
 
 
-def _from_byte_level(text: str) -> bytes:
-    try:
-        return bytes(_ALPHABET[character] for character in text)
-    except KeyError:
-        return text.encode("utf-8", "replace")
-
-
-def _decoding_steps(fast: Fast, where: object) -> list[dict[str, Any]]:
-    """How tokens become text. Raises FormatError for a step that is not known here: its text would come out wrong."""
-    decoder: dict[str, Any] = json.loads(fast.decoder.__getstate__()) if fast.decoder is not None else {"type": "none"}
-    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    for step in steps:
-        kind = step["type"]
-        space = step.get("pattern") == {"String": tokenizer_gguf.SPACE} and step.get("content") == " "
-        if kind not in ("ByteLevel", "ByteFallback", "Fuse", "Strip", "Metaspace") and not (kind == "Replace" and space):
-            raise FormatError(f"{where}: decodes with {kind}, which is not supported; byte-level and SentencePiece tokenizers are")
-    return steps
-
-
-def _strips_first_space(step: dict[str, Any]) -> bool:
-    return step["type"] == "Strip" and step.get("start", 0) > 0 or step["type"] == "Metaspace" and step.get("prepend_scheme") != "never"
-
-
-def _guarded(build: Callable[[], Fast], where: object) -> Fast:
-    """The library raises bare Exceptions and, where it panics, a BaseException of its own."""
-    try:
-        return build()
-    except (FormatError, KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:
-        raise FormatError(f"{where}: the tokenizer cannot be built ({show(str(error), 200)}); download the file again") from None
+def _without_dropout(fast: Fast) -> None:
+    """Merges left out at random belong to training."""
+    if getattr(fast.model, "dropout", None):
+        fast.model.dropout = None

@@ -1,0 +1,89 @@
+"""SentencePiece vocabularies: BPE by score ("llama") and unigram ("t5")."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from ..weights.files import FormatError
+
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
+"""token types, the same in SentencePiece and in GGUF, that are treated apart; 1 is a plain piece"""
+SPACE = "▁"
+MAX_PIECE = 64
+"""characters of a piece that are looked at for merges; SentencePiece makes none longer than 16"""
+
+
+def piece_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], source: object) -> Tokenizer:
+    """Pieces are joined by score, what is none becomes bytes. The space before the first word is left away when text is made of ids."""
+    scores = _scores(metadata, tokens, source)
+    vocab = {text: i for i, text in reversed(list(enumerate(tokens)))}
+    mergeable = {text: i for text, i in vocab.items() if text and kinds[i] not in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}
+    tokenizer = Tokenizer(models.BPE(
+        vocab=vocab, merges=_merges_by_score(mergeable, scores), unk_token=_unknown(tokens, kinds), fuse_unk=True, byte_fallback=True,
+    ))
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    steps = [*_cleaning(metadata, bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)), source)]
+    steps += [normalizers.Prepend(SPACE)] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    tokenizer.decoder = _decoder(prefix)
+    return tokenizer
+
+
+def unigram(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], source: object) -> Tokenizer:
+    """The pieces whose scores have the highest sum, word by word. Pieces that the user defined cost nothing."""
+    scores = _scores(metadata, tokens, source)
+    if UNKNOWN not in kinds:
+        raise FormatError(f"{source}: no token is of the type unknown, which a unigram tokenizer needs; the file is corrupt")
+    pieces = [(text, 0.0 if kind == USER_DEFINED else float(score)) for text, kind, score in zip(tokens, kinds, scores, strict=True)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=list(kinds).index(UNKNOWN), byte_fallback=BYTE in kinds))
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    steps = _cleaning(metadata, bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", True)), source)
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always" if prefix else "never")
+    tokenizer.decoder = _decoder(prefix)
+    return tokenizer
+
+
+def _scores(metadata: Mapping[str, Any], tokens: Sequence[str], source: object) -> Sequence[float]:
+    scores = metadata.get("tokenizer.ggml.scores")
+    if scores is None or isinstance(scores, str) or not hasattr(scores, "__len__") or len(scores) != len(tokens):
+        raise FormatError(f"{source}: tokenizer.ggml.scores does not have one score for each of {len(tokens):,} tokens; the file is corrupt")
+    if not all(isinstance(score, int | float) and score == score for score in scores):
+        raise FormatError(f"{source}: tokenizer.ggml.scores holds something that is no number; the file is corrupt")
+    return scores
+
+
+def _unknown(tokens: Sequence[str], kinds: Sequence[int]) -> str | None:
+    return next((text for text, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
+
+
+def _cleaning(metadata: Mapping[str, Any], tidy: bool, source: object) -> list[Any]:
+    """What the file does to text before it is cut: its own character map, then no space at the ends and single spaces within."""
+    steps: list[Any] = []
+    charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
+    if charsmap is not None and len(charsmap):
+        if isinstance(charsmap, str) or not all(isinstance(byte, int) and -128 <= byte < 256 for byte in charsmap):
+            raise FormatError(f"{source}: tokenizer.ggml.precompiled_charsmap is no list of bytes; the file is corrupt")
+        steps.append(normalizers.Precompiled(bytes(byte % 256 for byte in charsmap)))
+    if tidy:
+        steps += [normalizers.Strip(left=True, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
+    return steps
+
+
+def _decoder(prefix: bool) -> Any:
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+
+
+def _merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Merges ranked by the score of what they make, the longer left half first: the order that transformers' converter gives them."""
+    found = []
+    for text, number in vocab.items():
+        for cut in range(1, min(len(text), MAX_PIECE)):
+            left, right = text[:cut], text[cut:]
+            if left in vocab and right in vocab:
+                found.append((-scores[number], -cut, -len(right), number, left, right))
+    found.sort()
+    return [(left, right) for *_, left, right in found]
