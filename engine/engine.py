@@ -17,6 +17,7 @@ from .look import look
 from .mix import TokenMix, check_mix, resolve_mix
 from .protocol import (
     AdapterInfo,
+    CheckpointAppeared,
     CommandFailed,
     Emit,
     EngineSnapshot,
@@ -39,6 +40,7 @@ from .request import Reason, Request, check_sampling
 from .slot_pool import SlotsBusy
 from .stop_text import StopText
 from .tokenizer import TextStream
+from .watch import Look, Watched
 
 
 class DuplicateRequest(ValueError):
@@ -84,6 +86,11 @@ class Engine:
         self._model, self._mix = None, ()
 
     # -- adapters --------------------------------------------------------------------------------
+    @property
+    def adapter_names(self) -> frozenset[str]:
+        """Of what is loaded; none without a base."""
+        return frozenset(self._model.store.infos) if self._model is not None else frozenset()
+
     def load_adapter(self, path: str, name: str | None = None) -> AdapterInfo:
         return self.model.store.load(path, name)
 
@@ -106,6 +113,18 @@ class Engine:
             with self._failing(lambda message, _: self._emit(CommandFailed(
                     f"adapter {name!r} was reloaded, but has no slot for the mix that is set: {message}"))):
                 self._give_slots(self._mix)
+
+    def watched(self) -> tuple[Watched, ...]:
+        """The files of the adapters that are loaded, for a look at them."""
+        return self._model.store.watched() if self._model is not None else ()
+
+    def files_seen(self, found: Look) -> None:
+        """Tell what a look found that is news."""
+        if self._model is not None:
+            for watched, state in found.states:
+                self._model.store.file_seen(watched, state)
+            for name, path in found.checkpoints:
+                self._emit(CheckpointAppeared(name, str(path)))
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; its memory is freed when the last request that uses it or waits for it ends."""

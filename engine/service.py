@@ -1,11 +1,16 @@
-"""The engine's loop: drain the commands, make a step, emit, survive errors. The same in a thread and in the child process."""
+"""The engine's loop: drain the commands, make a step, emit, survive errors. The same in a thread and in the child process.
+
+Adapters are read beside it; a command that needs one of them waits for it, and the commands behind that one wait too.
+"""
 from __future__ import annotations
 
 import queue
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from .adapter_loads import AdapterLoads
+from .adapter_read import ReadAdapter
 from .engine import DuplicateRequest, Engine
 from .failures import out_of_memory, sentence
 from .protocol import (
@@ -24,12 +29,19 @@ from .protocol import (
     MixRefused,
     ModelFailed,
     PinAdapter,
+    ReloadAdapter,
+    ReloadFailed,
     RequestFailed,
+    RequestFinished,
+    RequestQueued,
+    RequestStats,
     SetInvocation,
     SetMix,
     Shutdown,
     UnloadAdapter,
 )
+from .watch import FileWatch
+from .weights.load import LoadCancelled
 
 SNAPSHOT_SECONDS = 0.1
 IDLE_SECONDS = 1.0
@@ -40,11 +52,19 @@ class Inbox:
     """Commands on their way to the loop. Any thread may put; the loop takes, and may look for a cancel while it is busy."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._seen: deque[Command] = deque()
 
     def put(self, command: Command) -> None:
         self._queue.put(command)
+
+    def wake(self) -> None:
+        """Let a `take` that waits return None now."""
+        self._queue.put(None)
+
+    def put_back(self, commands: Iterable[Command]) -> None:
+        """In front of all others, in this order."""
+        self._seen.extendleft(reversed(list(commands)))
 
     def take(self, timeout: float) -> Command | None:
         """The oldest command; None when there is none within `timeout` seconds."""
@@ -59,9 +79,11 @@ class Inbox:
         """Whether CancelLoad (which is used up) or Shutdown (which stays) came in behind the command being carried out."""
         while True:
             try:
-                self._seen.append(self._queue.get_nowait())
+                command = self._queue.get_nowait()
             except queue.Empty:
                 break
+            if command is not None:
+                self._seen.append(command)
         cancels = [command for command in self._seen if isinstance(command, CancelLoad)]
         for command in cancels:
             self._seen.remove(command)
@@ -79,6 +101,10 @@ class _Service:
         self._send = emit
         self._changed = False
         self._snapshot_at = 0.0
+        self._loads = AdapterLoads(inbox.wake)
+        self._held: list[Command] = []
+        """commands that wait for adapters that are being read"""
+        self._watch = FileWatch()
         self.engine = Engine(self._emit)
 
     def run(self) -> None:
@@ -87,8 +113,10 @@ class _Service:
             while command is not None:
                 if isinstance(command, Shutdown):
                     return
-                self._carry_out(command)
+                self._receive(command)
                 command = self._inbox.take(0.0)
+            self._settle_loads()
+            self._look_at_files()
             self._step()
             self._snapshot()
 
@@ -100,7 +128,8 @@ class _Service:
         """Seconds that the loop may sleep."""
         if self.engine.busy:
             return 0.0
-        due = self._snapshot_at + (SNAPSHOT_SECONDS if self._changed else IDLE_SECONDS) - time.monotonic()
+        often = self._changed or self._loads.pending
+        due = self._snapshot_at + (SNAPSHOT_SECONDS if often else IDLE_SECONDS) - time.monotonic()
         return max(due, 0.001)
 
     def _snapshot(self) -> None:
@@ -129,6 +158,87 @@ class _Service:
     def _load_model(self, command: LoadModel) -> None:
         self.engine.load_model(command, self._inbox.load_cancelled)
 
+    # -- adapters that are being read ------------------------------------------------------------
+    def _receive(self, command: Command) -> None:
+        """Carry out a command, or hold it back until the adapters are read that it needs."""
+        if isinstance(command, CancelLoad):
+            self._cancel_loads()
+        elif isinstance(command, Abort):
+            self._abort(command)
+        elif self._held or self._needs_a_load(command):
+            self._hold(command)
+        else:
+            self._carry_out(command)
+
+    def _needs_a_load(self, command: Command) -> bool:
+        if not self._loads.pending:
+            return False
+        unknown = _names(command) - self.engine.adapter_names
+        reading = _names(command) & self._loads.names if not isinstance(command, SetMix) else frozenset()
+        return isinstance(command, LoadModel) or bool(unknown or reading)
+
+    def _hold(self, command: Command) -> None:
+        self._held.append(command)
+        if isinstance(command, Generate):
+            self._emit(RequestQueued(command.request_id, "an adapter is being read from disk"))
+
+    def _load_adapter(self, command: LoadAdapter) -> None:
+        store = self.engine.model.store
+        self._loads.start(command, command.path, lambda *watch: store.read(command.path, command.name, *watch))
+
+    def _reload_adapter(self, command: ReloadAdapter) -> None:
+        store = self.engine.model.store
+        path = store.path(command.name)
+        self._loads.start(command, str(path), lambda *watch: store.read(path, command.name, *watch))
+
+    def _settle_loads(self) -> None:
+        """Take in what was read; then the commands that waited for it, in their order."""
+        if not self._loads.pending:
+            return
+        for command, outcome in self._loads.finished():
+            try:
+                self._settle(command, outcome)
+            except Exception as error:
+                self._emit(_failure(command, error))
+        if (progress := self._loads.progress()) is not None:
+            self._emit(progress)
+        self._let_go()
+
+    def _settle(self, command: LoadAdapter | ReloadAdapter, outcome: ReadAdapter | Exception) -> None:
+        if isinstance(outcome, Exception):
+            raise outcome
+        if isinstance(command, ReloadAdapter):
+            self.engine.replace_adapter(command.name, outcome)
+        else:
+            self.engine.model.store.add(outcome, command.name)
+
+    def _let_go(self) -> None:
+        if not self._loads.pending:
+            self._inbox.put_back(self._held)
+            self._held.clear()
+
+    def _cancel_loads(self) -> None:
+        """Every load that is pending; one of a base that waits behind them finds the command when its turn comes."""
+        for command, path in self._loads.cancel():
+            self._emit(_failure(command, LoadCancelled(f"{path}: loading was cancelled")))
+        if any(isinstance(command, LoadModel) for command in self._held):
+            self._held.append(CancelLoad())
+        self._let_go()
+
+    def _abort(self, command: Abort) -> None:
+        """A request that waits behind a load is over without having begun."""
+        held = [other for other in self._held if isinstance(other, Generate) and other.request_id == command.request_id]
+        for request in held:
+            self._held.remove(request)
+            self._emit(RequestFinished(command.request_id, "aborted", RequestStats(0, 0, 0.0, 0.0, 0.0, 0.0, request.sampling.seed)))
+        if not held:
+            self._carry_out(command)
+
+    def _look_at_files(self) -> None:
+        found = self._watch.poll(self.engine.watched)
+        if found is not None:
+            self.engine.files_seen(found)
+
 
 def _failure(command: Command, error: Exception) -> Event:
     """The event that says in words why `command` was not carried out."""
@@ -137,7 +247,9 @@ def _failure(command: Command, error: Exception) -> Event:
         case LoadModel():
             return ModelFailed(text, cancelled=type(error).__name__ in ("LoadCancelled", "DownloadCancelled"), out_of_memory=memory)
         case LoadAdapter():
-            return AdapterFailed(command.name or "", command.path, text, out_of_memory=memory)
+            return AdapterFailed(command.name or "", command.path, text, memory, isinstance(error, LoadCancelled))
+        case ReloadAdapter():
+            return ReloadFailed(command.name, text, memory, isinstance(error, LoadCancelled))
         case Generate() if not isinstance(error, DuplicateRequest):  # that one has not ended
             return RequestFailed(command.request_id, text, out_of_memory=memory)
         case SetMix():
@@ -146,10 +258,22 @@ def _failure(command: Command, error: Exception) -> Event:
             return CommandFailed(text)
 
 
+def _names(command: Command) -> frozenset[str]:
+    """The adapters that a command needs to be there."""
+    match command:
+        case Generate() | SetMix():
+            return frozenset(use.name for use in command.mix)
+        case Shutdown() | LoadModel() | LoadAdapter() | CancelLoad() | Abort():
+            return frozenset()
+        case _:
+            return frozenset((command.name,))
+
+
 _ACTIONS: dict[type, Callable[[_Service, Command], object]] = {
     LoadModel: _Service._load_model,
     CancelLoad: lambda service, command: None,  # nothing is being loaded: it came too late
-    LoadAdapter: lambda service, command: service.engine.load_adapter(command.path, command.name),
+    LoadAdapter: _Service._load_adapter,
+    ReloadAdapter: _Service._reload_adapter,
     UnloadAdapter: lambda service, command: service.engine.unload_adapter(command.name),
     PinAdapter: lambda service, command: service.engine.pin_adapter(command.name, command.pinned),
     SetInvocation: lambda service, command: service.engine.set_invocation(command.name, command.text),
