@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .models.facts import ModelFacts, tensor_shapes
-from .weights.entry import READABLE, TensorEntry
+from .weights.entry import READABLE, READABLE_TEXT, TensorEntry
 from .weights.files import FormatError, show
 
 TURN_END_TEXTS = frozenset({
@@ -87,7 +87,7 @@ def pick_tensors(
                               f"(hidden size {facts.hidden}, vocabulary {facts.vocab})")
         if entry.type not in READABLE:
             raise FormatError(f"{path}: tensor {name_in_file} is of type {entry.type}, which is not supported yet; "
-                              f"use a file of {', '.join(sorted(READABLE))}")
+                              f"use a file of {READABLE_TEXT}")
         picked[name] = entry
     return picked
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +105,28 @@ def test_shards_are_one_header(shards: Callable[..., Path]) -> None:
     header = read_folder(folder)
     assert {name: entry.file.name[:7] for name, entry in header.tensors.items()} == {"a": "m-00001", "b": "m-00002"}
     assert header.file_bytes == sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def test_a_hugging_face_cache_is_links_into_its_blobs(shards: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shards()
+    snapshot, blobs = tmp_path / "models--org--m" / "snapshots" / "abc", tmp_path / "models--org--m" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(path for path in folder.iterdir() if path.is_file())):
+        path.rename(blobs / str(number))
+        (snapshot / path.name).symlink_to(Path("../../blobs") / str(number))
+    assert set(read_folder(snapshot).tensors) == {"a", "b"}
+    shard = snapshot / "m-00002-of-00002.safetensors"
+    target = shard.resolve()
+    target.rename(blobs / "unfinished.incomplete")
+    with pytest.raises(FormatError, match="m-00002-of-00002.safetensors: links to a file that is not there"):
+        read_folder(snapshot)
+    os.mkfifo(target)
+    with pytest.raises(FormatError, match="m-00002-of-00002.safetensors: is a pipe or device"):
+        read_folder(snapshot)
+    (snapshot / INDEX).resolve().unlink()
+    with pytest.raises(FormatError, match="index.json: links to a file that is not there"):
+        read_folder(snapshot)
 
 
 def test_a_missing_shard_is_named(shards: Callable[..., Path]) -> None:

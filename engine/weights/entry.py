@@ -21,6 +21,9 @@ READABLE = frozenset({
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
 })
 """the types that weights may have: those `kernels.quant` turns into numbers"""
+READABLE_TEXT = (", ".join(sorted(kind for kind in READABLE if BLOCKS[kind][0] == 1)) + ", or in a GGUF of "
+                 + ", ".join(sorted(kind for kind in READABLE if BLOCKS[kind][0] > 1)))
+"""for messages"""
 
 
 @dataclass(frozen=True)

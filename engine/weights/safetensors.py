@@ -49,9 +49,12 @@ def read_header(path: Path) -> SafetensorsHeader:
 def read_folder(folder: Path) -> SafetensorsHeader:
     """The tensors of `model.safetensors`, or of the shards that `model.safetensors.index.json` names, as one header.
 
-    Raises FormatError naming the shard that is missing or a tensor that is not where the index says.
+    The files may be links, as in a Hugging Face cache; the index may name files of the folder alone. Raises FormatError naming the
+    shard that is missing or a tensor that is not where the index says.
     """
     index_path = folder / INDEX
+    for path in (folder / SINGLE, index_path):
+        _refuse_dangling(path)
     if (folder / SINGLE).exists() or not index_path.exists():
         if not (folder / SINGLE).exists():
             raise FormatError(f"{folder}: holds neither {SINGLE} nor {INDEX}; a folder of safetensors weights is expected")
@@ -77,9 +80,15 @@ def read_folder(folder: Path) -> SafetensorsHeader:
 def _read_shard(folder: Path, file: str, index_path: Path) -> SafetensorsHeader:
     if Path(file).name != file or file in ("", ".", ".."):
         raise FormatError(f"{index_path}: names the shard {show(file)}, which is not a file name inside the folder")
+    _refuse_dangling(folder / file)
     if not (folder / file).exists():
         raise FormatError(f"{folder / file}: shard is missing, though {INDEX} names it; download it into the folder")
     return read_header(folder / file)
+
+
+def _refuse_dangling(path: Path) -> None:
+    if path.is_symlink() and not path.exists():
+        raise FormatError(f"{path}: links to a file that is not there; the download is incomplete, fetch the model again")
 
 
 def _header_length(start: bytes, size: int, path: Path) -> int:
