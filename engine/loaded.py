@@ -21,7 +21,7 @@ from .runner import Runner
 from .scheduler import Scheduler
 from .template import RENDERER
 from .tokenizer import Tokenizer
-from .weights.load import load_weights
+from .weights.load import LoadCancelled, load_weights
 
 PROGRESS_SECONDS = 0.1
 """between two reports of one phase"""
@@ -41,11 +41,19 @@ class LoadedModel:
 class Progress:
     """ModelLoading events, at most ten a second in one phase; the first and the last of a phase are always sent."""
 
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
+    def __init__(self, emit: Emit, cancelled: Callable[[], bool]) -> None:
+        self._emit, self._cancelled = emit, cancelled
         self._phase, self._sent = "", 0.0
 
+    def check(self) -> None:
+        """Raises LoadCancelled when the load is no longer wanted."""
+        if self._cancelled():
+            raise LoadCancelled("loading was cancelled")
+
     def report(self, phase: str, item: str = "", done: int = 0, total: int = 0) -> None:
+        """Raises LoadCancelled where a phase begins."""
+        if phase != self._phase:
+            self.check()
         now = time.monotonic()
         if phase == self._phase and now - self._sent < PROGRESS_SECONDS and not (total and done >= total):
             return
@@ -60,7 +68,7 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
     DownloadCancelled, OutOfMemory, ValueError and OSError with a sentence; what was loaded before is not touched then, unless
     room had to be made.
     """
-    progress = Progress(emit)
+    progress = Progress(emit, cancelled)
     path = command.path
     if path is None:
         path = ensure_default_model(lambda item, done, total: progress.report("download", item, done, total), cancelled)
@@ -70,6 +78,7 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
         RENDERER.start()  # beside the reading of the weights
     progress.report("tokenizer", base.name)
     tokenizer = Tokenizer(base)
+    progress.check()  # before room is made
     config = make_config(command, base, make_room)
     weights = load_weights(
         base, config.device, config.dtype, lambda item, done, total: progress.report("weights", item, done, total), cancelled, config.packed)
@@ -78,6 +87,7 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
     store = AdapterStore(base.facts, config.device, config.dtype, config.slots, config.host_cache_bytes, emit, tokenizer)
     runner = Runner(decoder, store, config.blocks)
     runner.warm_up()
+    progress.check()
     template = template_note(tokenizer, base.chat_template) if base.chat_template else ""
     base = replace(base, notes=(*base.notes, *config.notes, *([template] if template else [])))
     scheduler = Scheduler(BlockPool(config.blocks), config.step_tokens, config.max_running)

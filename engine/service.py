@@ -199,7 +199,7 @@ class _Service:
 
 def _failure(command: Command, error: Exception) -> Event:
     """The event that says in words why `command` was not carried out."""
-    text, memory = sentence(error), out_of_memory(error)
+    text, memory = str(error) if isinstance(error, LoadCancelled) else sentence(error), out_of_memory(error)
     match command:
         case LoadModel():
             return ModelFailed(text, cancelled=type(error).__name__ in ("LoadCancelled", "DownloadCancelled"), out_of_memory=memory)
