@@ -35,15 +35,14 @@ def build(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[in
         raise FormatError(f"{source}: tokenizer model {show(model)} is not supported; {', '.join(_MODELS)} are "
                           "(byte-level BPE, SentencePiece BPE, SentencePiece unigram)")
     tokenizer = _MODELS[model](metadata, tokens, kinds, source)
-    added = [(_added(text, strips.get(i)), kind) for i, (text, kind) in enumerate(zip(tokens, kinds, strict=True)) if text]
-    tokenizer.add_special_tokens([token for token, kind in added if kind in (CONTROL, UNKNOWN)])
-    tokenizer.add_tokens([token for token, kind in added if kind == USER_DEFINED])
+    tokenizer.add_special_tokens(_added(tokens, kinds, (CONTROL, UNKNOWN), strips))
+    tokenizer.add_tokens(_added(tokens, kinds, (USER_DEFINED,), strips))
     return tokenizer
 
 
-def _added(text: str, strips: tuple[bool, bool] | None) -> AddedToken:
-    left, right = strips or (False, False)
-    return AddedToken(text, normalized=False, lstrip=left, rstrip=right)
+def _added(tokens: Sequence[str], kinds: Sequence[int], wanted: tuple[int, ...], strips: Strips) -> list[AddedToken]:
+    found = [(text, *strips.get(i, (False, False))) for i, text in enumerate(tokens) if kinds[i] in wanted and text]
+    return [AddedToken(text, normalized=False, lstrip=left, rstrip=right) for text, left, right in found]
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], source: object) -> Tokenizer:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -79,11 +80,11 @@ def _decoder(prefix: bool) -> Any:
 
 def _merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Merges ranked by the score of what they make, the longer left half first: the order that transformers' converter gives them."""
-    found = []
-    for text, number in vocab.items():
-        for cut in range(1, min(len(text), MAX_PIECE)):
-            left, right = text[:cut], text[cut:]
-            if left in vocab and right in vocab:
-                found.append((-scores[number], -cut, -len(right), number, left, right))
-    found.sort()
-    return [(left, right) for *_, left, right in found]
+    merges: list[tuple[str, str]] = []
+    ranked = sorted(vocab, key=lambda text: (-scores[vocab[text]], vocab[text]))
+    for _, texts in groupby(ranked, key=lambda text: scores[vocab[text]]):
+        equals = [(left, right) for text in texts for cut in range(min(len(text), MAX_PIECE) - 1, 0, -1)
+                  if (left := text[:cut]) in vocab and (right := text[cut:]) in vocab]
+        equals.sort(key=lambda pair: (-len(pair[0]), -len(pair[1])))
+        merges += equals
+    return merges
