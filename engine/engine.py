@@ -11,6 +11,7 @@ from torch import Tensor
 from .adapter_read import ReadAdapter
 from .blocks import BLOCK_TOKENS
 from .chat import check_length, prompt_ids
+from .checks import Checks
 from .failures import out_of_memory, sentence
 from .loaded import LoadedModel, load_model
 from .look import look
@@ -56,6 +57,7 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._mix: Mix = ()
         self._process = psutil.Process()
+        self.checks = Checks(self, emit)
 
     @property
     def model(self) -> LoadedModel:
@@ -81,6 +83,7 @@ class Engine:
     def _drop_model(self, because: str) -> None:
         if self._model is None:
             return
+        self.checks.drop(f"the base was unloaded: {because}")
         self.drop_requests(f"the base was unloaded: {because}")
         self._model.store.clear()
         self._model, self._mix = None, ()

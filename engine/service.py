@@ -16,6 +16,7 @@ from .protocol import (
     Abort,
     AdapterFailed,
     CancelLoad,
+    CheckAdapter,
     Command,
     CommandFailed,
     Emit,
@@ -83,7 +84,7 @@ class _Service:
 
     def _patience(self) -> float:
         """Seconds that the loop may sleep."""
-        if self.engine.busy:
+        if self.engine.busy or self.engine.checks.busy:
             return 0.0
         often = self._changed or self._loads.pending
         due = self._snapshot_at + (SNAPSHOT_SECONDS if often else IDLE_SECONDS) - time.monotonic()
@@ -99,7 +100,8 @@ class _Service:
 
     def _step(self) -> None:
         try:
-            self.engine.step()
+            if not self.engine.step() and self.engine.checks.busy:
+                self.engine.checks.advance()
         except Exception as error:
             memory = out_of_memory(error)
             message = f"the step failed: {sentence(error)}; the running requests were dropped"
@@ -234,6 +236,7 @@ _ACTIONS: dict[type, Callable[[_Service, Command], object]] = {
     UnloadAdapter: lambda service, command: service.engine.unload_adapter(command.name),
     PinAdapter: lambda service, command: service.engine.pin_adapter(command.name, command.pinned),
     SetInvocation: lambda service, command: service.engine.set_invocation(command.name, command.text),
+    CheckAdapter: lambda service, command: service.engine.checks.ask(command.name, command.effect),
     Generate: lambda service, command: service.engine.submit(command),
     SetMix: lambda service, command: service.engine.set_mix(command.mix, command.request_ids),
     Abort: lambda service, command: service.engine.abort(command.request_id),

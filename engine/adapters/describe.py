@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from .keys import PairNames
 
 
+CHANGES_NOTHING = "changes nothing: every delta is zero (alpha 0, or weights as they were before training)"
+MOST_UNMATCHED = 100
+
+
 def describe(
     file: AdapterFile, name: str, weights: AdapterWeights, unmatched: Sequence[str], pairs: Sequence[PairNames], facts: ModelFacts,
     notes: Sequence[str],
@@ -37,6 +41,7 @@ def describe(
         dtype="+".join(dtypes),
         base_model=settings.base_model,
         invocation_tokens=settings.invocation,
+        unmatched=tuple(show(path, 160) for path in unmatched[:MOST_UNMATCHED]),
         norms=norms,
         notes=(*file.notes, *notes, *_notes(file, modules, unmatched, pairs)),
     )
@@ -50,7 +55,7 @@ def _notes(file: AdapterFile, modules: Mapping[str, LoraPair], unmatched: Sequen
         notes.append(f"{len(unmatched)} of {len(paths)} modules are not in the base and do not act: "
                      + ", ".join(show(path) for path in unmatched[:3]) + more)
     if not any(pair.scaling and pair.b.any() and pair.a.any() for pair in modules.values()):
-        notes.append("changes nothing: every delta is zero (alpha 0, or weights as they were before training)")
+        notes.append(CHANGES_NOTHING)
     copies = [pair.path for pair in pairs if pair.copy]
     if copies:
         notes.append(f"holds a copy of the base's {', '.join(map(show, copies[:3]))}: not read, the loaded base's own is used")

@@ -134,6 +134,7 @@ class CheckFailed(Struct):
 
     name: str
     message: str
+    out_of_memory: bool = False
 
 
 class SlotLoaded(Struct):

@@ -64,6 +64,8 @@ class AdapterInfo(Struct):
     invocation: str = ""
     """aLoRA invocation as text, "" for a plain LoRA"""
     invocation_tokens: tuple[int, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    """the first of the modules of the file that have no place in the base, as the file names them"""
     norms: tuple[float, ...] = ()
     """Frobenius norm of scale * B A summed in squares over the modules of a layer, by layer"""
     notes: tuple[str, ...] = ()

@@ -48,7 +48,7 @@ class PromptEffect(Struct):
     kl: float
     """mean of KL(base || adapter) over the positions, in nats"""
     before: str = ""
-    """the likeliest token of the base where the first change falls, as text"""
+    """the likeliest token of the base at the first change in the reply, as text"""
     after: str = ""
     """the adapter's"""
 

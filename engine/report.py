@@ -1,0 +1,100 @@
+"""The report of a check: of an adapter that is loaded, or of one that cannot be, as far as it can be read."""
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from .adapters.adapter import Adapter
+from .adapters.describe import CHANGES_NOTHING
+from .adapters.verdicts import field_verdicts
+from .deltas import BaseSquares, delta_norms
+from .effect import NotFinite, effect_run
+from .inspect import inspect_path
+from .protocol import AdapterInfo, CheckReport, Finding, PromptEffect, ScaleGroup
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+NO_EFFECT_KL = 1e-9
+"""nats a position: below it nothing but rounding differs"""
+_PACKING = re.compile(r"[-_. ](?:i?q\d\w*|mxfp4|bf16|fp?16|fp?32|gguf|ggml|dequant\w*|bnb|awq|gptq|[48]bit|hf)(?![^-_. ])", re.IGNORECASE)
+"""what is appended to a base's name when it is converted"""
+
+
+def check_loaded(engine: Engine, name: str, effect: bool, squares: BaseSquares) -> Generator[str, None, CheckReport]:
+    """Check the loaded adapter `name`; a piece of work is done for every text that is yielded.
+
+    Raises what reading the adapter again raises when it lies on disk only, and with `effect` what `effect_run` does.
+    """
+    model = engine.model
+    adapter = model.store.adapter(name)
+    info = model.store.infos[name]
+    deltas = yield from delta_norms(squares, adapter)
+    findings = [*_note_findings(info), *_base_findings(info, model.info.name)]
+    parts: tuple[PromptEffect, ...] = ()
+    if effect:
+        try:
+            parts = yield from effect_run(engine, name)
+        except NotFinite as error:
+            findings.insert(0, Finding("refused", str(error)))
+        findings += _effect_findings(parts)
+    return CheckReport(
+        path=info.path, name=name, model=model.info.name, findings=tuple(findings), info=info, **_of_file(info.path),
+        modules=tuple(adapter.modules), unmatched=info.unmatched, scales=_scales(adapter), deltas=deltas, effect=parts)
+
+
+def report_refused(path: str | os.PathLike[str], reason: str, model: str) -> CheckReport:
+    """What can be known of an adapter that cannot be loaded; `reason` stands first."""
+    name = os.path.basename(os.path.abspath(path))
+    return CheckReport(path=os.fspath(path), name=name, model=model, findings=(Finding("refused", reason),), **_of_file(path))
+
+
+def _of_file(path: str | os.PathLike[str]) -> dict[str, object]:
+    """The parts of a report that follow from the headers, none for a file that has none that can be read."""
+    found: dict[str, object] = {"fields": field_verdicts(path)}
+    try:
+        facts = inspect_path(path)
+    except (ValueError, OSError):
+        return found
+    return found | {"about": _about(facts), "tensors": facts.get("tensors", 0), "dtypes": facts.get("dtypes", {})}
+
+
+def _about(facts: Mapping[str, object]) -> dict[str, str]:
+    """Card and metadata as one table of texts."""
+    return {f"{source}.{key}": str(value)[:1000] for source in ("card", "metadata") for key, value in (facts.get(source) or {}).items()}
+
+
+def _note_findings(info: AdapterInfo) -> Iterable[Finding]:
+    for note in info.notes:
+        yield Finding("refused" if note == CHANGES_NOTHING else "warning", note)
+
+
+def _base_findings(info: AdapterInfo, model: str) -> Iterable[Finding]:
+    if not info.base_model:
+        yield Finding("note", "the adapter does not say for which base it was trained; its shapes fit this one")
+    elif plain_name(info.base_model) != plain_name(model):
+        yield Finding("warning", f"it was trained on {info.base_model}, the base here is {model}: the shapes fit, the names differ; "
+                      "if it is another model, its effect means nothing")
+
+
+def _effect_findings(parts: tuple[PromptEffect, ...]) -> Iterable[Finding]:
+    if parts and all(part.changed == 0 and part.kl < NO_EFFECT_KL for part in parts):
+        yield Finding("warning", "no effect was seen: over all prompts of the effect run it changes nothing but rounding")
+
+
+def plain_name(name: str) -> str:
+    """A base's name without owner, folders and the marks of its conversion, for comparing: `HuggingFaceTB/SmolLM2-135M.Q4_1` -> `smollm2135m`."""
+    parts = [part for part in re.split(r"[/\\]", name) if part]
+    cached = next((part for part in parts if part.startswith("models--")), "")
+    last = cached.rsplit("--", 1)[-1] if cached else parts[-1] if parts else ""
+    return re.sub(r"[^a-z0-9]", "", _PACKING.sub("", last).lower())
+
+
+def _scales(adapter: Adapter) -> tuple[ScaleGroup, ...]:
+    groups: dict[float, Counter[str]] = {}
+    for module, pair in adapter.modules.items():
+        groups.setdefault(pair.scaling, Counter())[module.rsplit(".", 1)[-1]] += 1
+    return tuple(ScaleGroup(scale, dict(kinds)) for scale, kinds in sorted(groups.items()))
