@@ -8,13 +8,14 @@ One JSON line in ({template, variables}), one JSON line out ({text} or {error}).
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -23,6 +24,8 @@ SECONDS = 2.0
 MEMORY_BYTES = 512 << 20
 MAX_TEXT = 16 << 20
 """characters of a rendered prompt"""
+MAX_ERROR = 300
+"""characters of what a template says in an error"""
 
 
 class _Generation(Extension):
@@ -85,9 +88,17 @@ def _answer(line: bytes) -> dict[str, str]:
     except RecursionError:
         return {"error": "is nested too deeply or calls itself without end"}
     except Refused as error:
-        return {"error": f"says: {str(error)[:500]}"}
+        return {"error": f"says: {str(error)[:MAX_ERROR]}"}
+    except TemplateSyntaxError as error:
+        return {"error": f"cannot be rendered: syntax error in line {error.lineno}: {_first_sentence(error)}"}
     except Exception as error:
-        return {"error": f"cannot be rendered: {type(error).__name__}: {str(error)[:500]}"}
+        return {"error": f"cannot be rendered: {type(error).__name__}: {_first_sentence(error)}"}
+
+
+def _first_sentence(error: Exception) -> str:
+    """What is wrong; the advice that follows is for whoever writes templates."""
+    text = str(getattr(error, "message", None) or error)
+    return re.split(r"[.!?]\s+(?=[A-Z])", text, maxsplit=1)[0].rstrip(".")[:MAX_ERROR]
 
 
 def _limit_memory() -> None:

@@ -1,0 +1,50 @@
+"""The config.json of a Hugging Face folder."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+from lora_bench.engine.base_file import FormatError
+
+from .. import tiny
+from ..bench import BaseBench, write_files
+from ..mutations import mutate_json
+from ..target import Run, Target
+
+SCALINGS = [
+    {"rope_type": "linear", "factor": 2.0}, {"type": "dynamic", "factor": 2.0}, {"rope_type": "default"},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1, "attention_factor": 1.0},
+    {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 32},
+]
+WORDS = [
+    *tiny.CONFIG, "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window", "layer_types", "rope_scaling", "rope_parameters", "partial_rotary_factor",
+    "auto_map", "quantization_config", "text_config", "torch_dtype", "dtype", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
+    "attention_multiplier", "residual_multiplier", "embedding_multiplier", "logits_scaling", "no_rope_layers", "no_rope_layer_interval", "pad_token_id",
+    "linear", "dynamic", "llama3", "yarn", "longrope", "factor", "rope_type", "silu", "gelu_pytorch_tanh", "sliding_attention", "full_attention",
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "granite", "phi3", "smollm3", "olmo2", "mixtral", "original_max_position_embeddings",
+    "max_window_layers", "clip_qkv", "num_experts", "num_local_experts", "hidden_activation",
+]
+
+
+def seeds() -> list[bytes]:
+    configs = [tiny.CONFIG, *(tiny.CONFIG | {"rope_scaling": scaling} for scaling in SCALINGS)]
+    configs += [tiny.CONFIG | {"rope_parameters": {"rope_theta": 1e4} | scaling} for scaling in SCALINGS[:1]]
+    configs += [tiny.CONFIG | {"model_type": kind} for kind in ("mistral", "qwen2", "qwen3", "gemma2", "granite", "smollm3", "olmo2", "phi3")]
+    return [json.dumps(config).encode() for config in configs] + [json.dumps(tiny.CONFIG | {"eos_token_id": [2, 4], "sliding_window": 16}).encode()]
+
+
+def prepare(folder: Path) -> Run:
+    bench = BaseBench()
+    base = write_files(folder / "base", tiny.base_files(Random(1)))
+
+    def run(data: bytes) -> None:
+        (base / "config.json").write_bytes(data)
+        bench.try_base(base)
+
+    return run
+
+
+TARGET = Target(
+    seeds, lambda data, other, random: mutate_json(data, other, random, WORDS), prepare, (FormatError, OSError), lambda folder: str(folder / "base"))

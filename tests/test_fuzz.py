@@ -1,0 +1,40 @@
+"""Every fuzz target for a moment with a fixed seed, and the harness against faults of every kind it is to find."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fuzz import run
+from fuzz.target import fault_of_message, target_names
+from fuzz_faults import FAULTS
+
+EXECUTIONS = {"chat_template": 60}
+
+
+@pytest.mark.parametrize("target", target_names())
+def test_no_input_is_a_fault(tmp_path: Path, target: str) -> None:
+    figures = run.fuzz(target, seconds=60, seed=1, out=tmp_path, executions=EXECUTIONS.get(target, 250))
+    assert figures["executions"] > 0 and figures["accepted"] > 0 and figures["lines"] > 0
+    assert not figures["findings"]
+
+
+def test_the_harness_finds_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "HANG_SECONDS", 1.5)
+    figures = run.fuzz("fuzz_faults.", seconds=60, seed=1, out=tmp_path, executions=4 * len(FAULTS))
+    kinds = " | ".join(figures["findings"])
+    for kind in ("KeyError (fuzz_faults.py:run)", "Wrong (fuzz_faults.py:run)", "message does not name the file", "message has control characters",
+                 "memory", "slow", "code of the input ran", "crash: SIGSEGV", "hang"):
+        assert kind in kinds, kinds
+    assert figures["ended"] == sum(finding["count"] for kind, finding in figures["findings"].items() if kind.startswith(("hang", "crash")))
+    files = tmp_path / "fuzz_faults." / "findings"
+    assert (files / figures["findings"]["KeyError (fuzz_faults.py:run)"]["file"]).read_bytes() == b"\x01"
+    assert all((files / finding["file"]).is_file() for finding in figures["findings"].values())
+
+
+def test_messages(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    assert fault_of_message(f"{path}: is no GGUF file; convert it", tmp_path, "x.gguf") == ""
+    assert "name" in fault_of_message("is no GGUF file", tmp_path, "x.gguf")
+    assert "control" in fault_of_message(f"{path}: two\nlines", tmp_path, "x.gguf")
+    assert "characters" in fault_of_message(f"{path}: {'x' * 700}", tmp_path, "x.gguf")
+    assert "sentences" in fault_of_message(f"{path}: One. Two. Three. Four.", tmp_path, "x.gguf")
