@@ -10,15 +10,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 
 from .adapter_read import Progress, ReadAdapter, differences, read_adapter
 from .adapter_records import Record, Records
 from .adapters.adapter import Adapter
 from .adapters.config import MAX_INVOCATION
 from .adapters.errors import AdapterError
+from .dora_rows import BaseSquares
 from .host_cache import HostCache
-from .models.facts import ModelFacts, module_shapes
+from .models.facts import module_shapes
 from .protocol import (
     AdapterChanged,
     AdapterFileChanged,
@@ -33,11 +33,13 @@ from .protocol import (
     SlotView,
 )
 from .routing import Routing, RoutingCache
+from .slot_content import build_content
 from .slot_pool import Arrival, SlotPool
-from .slots import SlotContent, build_content, fused_modules
+from .slots import SlotContent, fused_modules
 from .watch import FileState, Watched
 
 if TYPE_CHECKING:
+    from .models.decoder import Decoder
     from .tokenizer import Tokenizer
 
 
@@ -56,16 +58,15 @@ class AdapterStore:
     events; failures are raised (AdapterError, MixTooLarge, SlotsBusy, other ValueError, OSError) and leave everything as it was.
     """
 
-    def __init__(
-        self, facts: ModelFacts, device: torch.device, dtype: torch.dtype, slots: int, host_bytes: int, emit: Emit, tokenizer: Tokenizer,
-    ) -> None:
-        self._facts, self._device, self._dtype, self._emit, self._tokenizer = facts, device, dtype, emit, tokenizer
+    def __init__(self, decoder: Decoder, slots: int, host_bytes: int, emit: Emit, tokenizer: Tokenizer) -> None:
+        self._decoder, self._emit, self._tokenizer = decoder, emit, tokenizer
+        self._squares = BaseSquares()
         self._records = Records()
         self._host = HostCache(host_bytes, emit)
         self._pool = SlotPool(slots, emit)
-        shapes = module_shapes(facts)
-        outputs = {key: [shapes[module][0] for module in modules] for key, modules in fused_modules(facts).items()}
-        self._routings = RoutingCache(facts.layers, outputs, device)
+        shapes = module_shapes(decoder.facts)
+        outputs = {key: [shapes[module][0] for module in modules] for key, modules in fused_modules(decoder.facts).items()}
+        self._routings = RoutingCache(decoder.facts.layers, outputs, decoder.device)
         self._queued: dict[int, frozenset[str]] = {}
         """what waiting requests will need"""
         self._kept: dict[int, dict[str, str]] = {}
@@ -82,7 +83,7 @@ class AdapterStore:
         progress: Progress = lambda done, total: None, cancelled: Callable[[], bool] = lambda: False,
     ) -> ReadAdapter:
         """Read an adapter for this base and keep nothing of it; any thread may. See `read_adapter`."""
-        return read_adapter(path, name, self._facts, progress, cancelled)
+        return read_adapter(path, name, self._decoder.facts, progress, cancelled)
 
     def add(self, read: ReadAdapter, name: str | None = None) -> AdapterInfo:
         """Take what was read into the host tier under `name`, or a free name made from its folder's.
@@ -299,7 +300,7 @@ class AdapterStore:
         return Arrival(name, self._build(adapter), source, _ms_since(began)), adapter
 
     def _build(self, adapter: Adapter) -> SlotContent:
-        return build_content(adapter, self._facts, self._device, self._dtype)
+        return build_content(adapter, self._decoder, self._squares)
 
     def _keep_invocation(self, record: Record, adapter: Adapter) -> Adapter:
         """`adapter` with the invocation that the person set for what it replaces, if they did."""
@@ -335,7 +336,7 @@ class AdapterStore:
     def _read_again(self, name: str) -> Adapter:
         record = self._records[name]
         try:
-            adapter = read_adapter(record.path, name, self._facts).adapter
+            adapter = read_adapter(record.path, name, self._decoder.facts).adapter
         except (ValueError, OSError) as error:
             raise AdapterError(f"adapter {name!r} is no longer in memory and cannot be read again: {error}") from error
         if adapter.info.digest != record.info.digest:

@@ -77,12 +77,12 @@ def resolve_mix(mix: Mix, prompt: Sequence[int], infos: Mapping[str, AdapterInfo
     return TokenMix(mix, tuple(active), tuple(activations))
 
 
-def fill_weights(weights: Tensor, row: int, position: int, count: int, mix: TokenMix, columns: Mapping[str, int]) -> None:
+def fill_weights(weights: Tensor, row: int, position: int, count: int, uses: Sequence[ActiveUse], columns: Mapping[str, int]) -> None:
     """Write rows [row, row + count) of W [tokens, adapters] for the tokens [position, position + count) of a request.
 
-    `weights` is zero there before; `columns` is `Routing.columns` and holds every name of `mix.active`.
+    `weights` is zero there before; `columns` is `Routing.columns` and holds every name of `uses` that acts on one of the tokens.
     """
-    for use in mix.active:
+    for use in uses:
         first = max(use.start - position, 0)
         if first < count:
             weights[row + first:row + count, columns[use.name]] = use.scale

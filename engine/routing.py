@@ -1,34 +1,56 @@
-"""The rank rows of the adapters active in a batch, laid end to end: what every LoRA linear of a forward reads."""
+"""What the adapters active in a batch bring, laid end to end: all that the places of a forward read."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..kernels.lora import ExpandSlice, LoraLinear, LoraStep
-from .slots import FusedPart, Slot, SlotContent
+from ..kernels.lora import ExpandSlice, LoraLinear, LoraStep, RowVectors
+from .dora_rows import DoraRows
+from .slots import FusedPart, Slot, SlotContent, VocabularyPart
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """What is added to the biases and norm weights of a layer, by fused linear and by name of the norm."""
+
+    biases: Mapping[str, RowVectors]
+    norms: Mapping[str, RowVectors]
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """One composition of adapters. `layers[i]` has the fused linears of layer i that any of them changes."""
+    """One composition of adapters. `layers[i]` has the fused linears of layer i that any of them changes; the head comes last."""
 
     columns: Mapping[str, int]
     """adapter name -> its column of W"""
     layers: tuple[Mapping[str, LoraLinear], ...]
-    head: LoraLinear | None
-    """lm_head"""
+    vectors: tuple[Vectors | None, ...]
+    """by layer, then those of the last norm"""
+    embedding: tuple[tuple[int, VocabularyPart], ...]
+    """(column of W, what that adapter does to the embedding)"""
+    head: tuple[tuple[int, VocabularyPart], ...]
+    dora: Mapping[str, DoraRows]
+    """by adapter name, those that have any"""
+    vocab: int
+    """the most rows that embedding and head have with any of them; the base's at least"""
+    base_vocab: int
     column_maps: tuple[Tensor, ...]
+    device: torch.device
     max_rank: int
     copied_bytes: int
-    """of its tensors that are no slot's own: the factors of several adapters, copied end to end"""
+    """of its tensors that are no slot's own: what several adapters have at one place, copied end to end"""
+
+    @property
+    def changes_head(self) -> bool:
+        return bool(self.layers[-1] or self.vectors[-1] or self.head)
 
     def step(self, weights: Tensor) -> LoraStep:
-        """The weights W [tokens, adapters] fp32 (see `mix.fill_weights`) for one forward, moved to the device of the factors."""
-        return LoraStep(weights.to(self.column_maps[0].device, non_blocking=True), self.column_maps)
+        """The weights W [tokens, adapters] fp32 (see `mix.fill_weights`), moved to the device of the factors."""
+        return LoraStep(weights.to(self.device, non_blocking=True), self.column_maps)
 
 
 class RoutingCache:
@@ -37,6 +59,7 @@ class RoutingCache:
     def __init__(self, layers: int, slices: Mapping[tuple[int, str], Sequence[int]], device: torch.device, size: int = 2) -> None:
         """`slices`: (layer, fused linear) -> output sizes of its modules. `size` bounds the memory of composed copies."""
         self._layers, self._slices, self._device, self._size = layers, slices, device, size
+        self._vocab = slices[layers, "lm_head"][0]
         self._cached: OrderedDict[tuple[tuple[int, int], ...], Routing] = OrderedDict()
 
     def get(self, slots: Sequence[Slot]) -> Routing:
@@ -67,46 +90,83 @@ class RoutingCache:
         for (layer, fused), sizes in self._slices.items():
             parts = [(column, content.parts[layer, fused]) for column, content in enumerate(contents) if (layer, fused) in content.parts]
             if parts:
-                places[layer][fused] = _compose_linear(parts, sizes, layouts)
+                places[layer][fused] = self._compose_linear(parts, sizes, layouts)
+        vectors = tuple(self._compose_vectors(layer, contents) for layer in range(self._layers + 1))
         return Routing(
             columns={slot.adapter: column for column, slot in enumerate(slots)},
-            layers=tuple(places[:-1]),
-            head=places[-1].get("lm_head"),
+            layers=tuple(places),
+            vectors=vectors,
+            embedding=tuple((column, content.embedding) for column, content in enumerate(contents) if content.embedding),
+            head=tuple((column, content.head) for column, content in enumerate(contents) if content.head),
+            dora={slot.adapter: content.dora for slot, content in zip(slots, contents, strict=True) if content.dora},
+            vocab=max(self._vocab, *(content.vocab for content in contents)),
+            base_vocab=self._vocab,
             column_maps=tuple(torch.tensor(layout, device=self._device) for layout in layouts),
+            device=self._device,
             max_rank=max(content.rank for content in contents),
-            copied_bytes=_copied_bytes(places, contents),
+            copied_bytes=_copied_bytes(_used(places, vectors), contents),
         )
 
+    def _compose_linear(
+        self, parts: Sequence[tuple[int, FusedPart]], sizes: Sequence[int], layouts: dict[tuple[int, ...], int],
+    ) -> LoraLinear:
+        """Slice-major rows of `parts` (column of W, share); a single share is used as it lies, without a copy."""
+        rows: list[Tensor] = []
+        columns: list[int] = []
+        slices: list[ExpandSlice] = []
+        taken = [0] * len(parts)
+        out = 0
+        for index, size in enumerate(sizes):
+            start, factors = len(columns), []
+            for number, (column, part) in enumerate(parts):
+                if (b := part.b[index]) is None:
+                    continue
+                rank = b.shape[0]
+                rows.append(part.a[taken[number]:taken[number] + rank])
+                taken[number] += rank
+                columns += [column] * rank
+                factors.append(b)
+            if factors:
+                joined = factors[0] if len(factors) == 1 else torch.cat(_of_one_width(factors))
+                slices.append(ExpandSlice(start, len(columns), out, out + joined.shape[1], joined))
+            out += size
+        a = parts[0][1].a if len(parts) == 1 else torch.cat(rows)
+        layout = layouts.setdefault(tuple(columns), len(layouts))
+        return LoraLinear(a, tuple(slices), layout, self._stacked([(column, part.bias) for column, part in parts]))
 
-def _copied_bytes(places: Sequence[Mapping[str, LoraLinear]], contents: Sequence[SlotContent]) -> int:
-    own = {id(factor) for content in contents for part in content.parts.values() for factor in (part.a, *part.b)}
-    used = [factor for place in places for linear in place.values() for factor in (linear.a, *(part.b for part in linear.slices))]
-    return sum(factor.nbytes for factor in used if id(factor) not in own)
+    def _compose_vectors(self, layer: int, contents: Sequence[SlotContent]) -> Vectors | None:
+        biases = self._stacked_by_name(layer, [content.biases for content in contents])
+        norms = self._stacked_by_name(layer, [content.norms for content in contents])
+        return Vectors(biases, norms) if biases or norms else None
+
+    def _stacked_by_name(self, layer: int, vectors: Sequence[Mapping[tuple[int, str], Tensor]]) -> dict[str, RowVectors]:
+        names = {name: None for part in vectors for place, name in part if place == layer}
+        stacked = {name: self._stacked([(column, part.get((layer, name))) for column, part in enumerate(vectors)]) for name in names}
+        return {name: found for name, found in stacked.items() if found is not None}
+
+    def _stacked(self, vectors: Iterable[tuple[int, Tensor | None]]) -> RowVectors | None:
+        present = [(column, vector) for column, vector in vectors if vector is not None]
+        if not present:
+            return None
+        values = present[0][1].unsqueeze(0) if len(present) == 1 else torch.stack(_of_one_width([vector for _, vector in present]))
+        return RowVectors(torch.tensor([column for column, _ in present], device=self._device), values)
 
 
-def _compose_linear(parts: Sequence[tuple[int, FusedPart]], sizes: Sequence[int], layouts: dict[tuple[int, ...], int]) -> LoraLinear:
-    """Slice-major rows of `parts` (column of W, share); a single share is used as it lies, without a copy."""
-    rows: list[Tensor] = []
-    columns: list[int] = []
-    slices: list[ExpandSlice] = []
-    taken = [0] * len(parts)
-    out = 0
-    for index, size in enumerate(sizes):
-        start, factors = len(columns), []
-        for number, (column, part) in enumerate(parts):
-            if (b := part.b[index]) is None:
-                continue
-            rank = b.shape[0]
-            rows.append(part.a[taken[number]:taken[number] + rank])
-            taken[number] += rank
-            columns += [column] * rank
-            factors.append(b)
-        if factors:
-            joined = factors[0] if len(factors) == 1 else torch.cat(factors)
-            slices.append(ExpandSlice(start, len(columns), out, out + size, joined))
-        out += size
-    a = parts[0][1].a if len(parts) == 1 else torch.cat(rows)
-    layout = layouts.setdefault(tuple(columns), len(layouts))
-    return LoraLinear(a, tuple(slices), layout)
+def _of_one_width(parts: list[Tensor]) -> list[Tensor]:
+    """Those of a head that has more rows with one adapter than with another are filled with zeros."""
+    width = max(part.shape[-1] for part in parts)
+    return [part if part.shape[-1] == width else torch.nn.functional.pad(part, (0, width - part.shape[-1])) for part in parts]
 
 
+def _used(places: Sequence[Mapping[str, LoraLinear]], vectors: Sequence[Vectors | None]) -> list[Tensor]:
+    linears = [linear for place in places for linear in place.values()]
+    stacked = [linear.bias for linear in linears if linear.bias is not None]
+    stacked += [found for part in vectors if part for found in (*part.biases.values(), *part.norms.values())]
+    return [*(factor for linear in linears for factor in (linear.a, *(part.b for part in linear.slices))), *(found.values for found in stacked)]
+
+
+def _copied_bytes(used: Sequence[Tensor], contents: Sequence[SlotContent]) -> int:
+    own = {factor.data_ptr() for content in contents for part in content.parts.values() for factor in (part.a, *part.b, part.bias)
+           if factor is not None}
+    own |= {vector.data_ptr() for content in contents for vector in (*content.biases.values(), *content.norms.values())}
+    return sum(tensor.nbytes for tensor in used if tensor.data_ptr() not in own)

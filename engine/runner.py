@@ -3,16 +3,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ..kernels.sampling import sample
 from ..kernels.timing import LapTimer
+from .active import Span
 from .adapter_store import AdapterStore
 from .batch import Chunk, step_inputs
 from .blocks import BLOCK_TOKENS, BlockTable
-from .mix import fill_weights
-from .models.acting import ActiveLora
+from .models.acting import ActiveLora, active_lora
 from .models.decoder import Decoder
 from .protocol import STEP_OPS, StepFinished
 from .request import Request
@@ -66,21 +65,18 @@ class Runner:
 
     def _forward(self, works: Sequence[Work], every: bool = False) -> tuple[Tensor, ActiveLora | None]:
         inputs = step_inputs([_chunk(work, every) for work in works], self.decoder.device)
-        lora = self._lora(works)
+        lora = self._lora(works, every)
         return self.decoder.forward(inputs, self._caches, lora, self._timer.lap), lora
 
-    def _lora(self, works: Sequence[Work]) -> ActiveLora | None:
+    def _lora(self, works: Sequence[Work], every: bool) -> ActiveLora | None:
         """None when no adapter acts on any token of the step: the base path then runs bit for bit."""
         names = {use.name for work in works for use in work.request.mix.active if use.start < work.request.stored + work.tokens}
         if not names:
             return None
         routing = self._store.routing(names)
-        weights = torch.zeros(sum(work.tokens for work in works), len(routing.columns))
-        row = 0
-        for work in works:
-            fill_weights(weights, row, work.request.stored, work.tokens, work.request.mix, routing.columns)
-            row += work.tokens
-        return ActiveLora(routing, routing.step(weights))
+        spans = [Span(work.request.mix, work.request.stored, work.tokens) for work in works]
+        ends = [Span(span.mix, span.position + span.count - 1, 1) for span, work in zip(spans, works, strict=True) if work.sampled]
+        return active_lora(routing, spans, spans if every else ends)
 
 
 def _chunk(work: Work, every: bool) -> Chunk:

@@ -2,14 +2,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
-import torch
 from torch import Tensor
 
-from .adapters.adapter import Adapter, LoraPair
-from .adapters.errors import AdapterError
+from .dora_rows import DoraRows
 from .models.facts import ModelFacts, linear_layout
 
 
@@ -19,6 +17,33 @@ class FusedPart:
 
     a: Tensor
     b: tuple[Tensor | None, ...]
+    bias: Tensor | None = None
+    """scaling * bias of lora_B, [d_out] of the whole fused linear"""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyPart:
+    """What an adapter does to a matrix with a row for each token: the embedding, or the head.
+
+    A LoRA is here for the embedding only, that of the head is a FusedPart. `rows` of `ids` (int64, ascending) are trained rows: the
+    rows themselves for the embedding, for the head their differences from the base.
+    """
+
+    a: Tensor | None = None
+    """[rows, r]"""
+    b: Tensor | None = None
+    """[r, hidden], scaling folded in"""
+    replaced: Tensor | None = None
+    """[rows, hidden]: stands for the base's rows, with added tokens behind them"""
+    ids: Tensor | None = None
+    rows: Tensor | None = None
+    """[n, hidden]"""
+    size: int = 0
+    """rows of the matrix that this reaches: the last it knows, and one"""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in (self.a, self.b, self.replaced, self.ids, self.rows) if tensor is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +53,15 @@ class SlotContent:
     parts: Mapping[tuple[int, str], FusedPart]
     nbytes: int
     rank: int
+    biases: Mapping[tuple[int, str], Tensor] = field(default_factory=dict)
+    """trained biases of the base minus the base's, [d_out] of the fused linear"""
+    norms: Mapping[tuple[int, str], Tensor] = field(default_factory=dict)
+    """trained norm weights minus the base's, by layer and name in it; the last norm by (number of layers, "norm")"""
+    embedding: VocabularyPart | None = None
+    head: VocabularyPart | None = None
+    dora: DoraRows | None = None
+    vocab: int = 0
+    """rows of embedding and head with this adapter"""
 
 
 @dataclass(slots=True)
@@ -60,30 +94,3 @@ def fused_modules(facts: ModelFacts) -> dict[tuple[int, str], tuple[str, ...]]:
     }
     table[facts.layers, "lm_head"] = ("lm_head",)
     return table
-
-
-def build_content(adapter: Adapter, facts: ModelFacts, device: torch.device, dtype: torch.dtype) -> SlotContent:
-    """`adapter` as a slot holds it: on `device`, in `dtype`; scaling is folded into B in fp32 before it is rounded to `dtype`.
-
-    Raises AdapterError when B times its scaling is too large for `dtype`.
-    """
-    parts: dict[tuple[int, str], FusedPart] = {}
-    nbytes = 0
-    for key, modules in fused_modules(facts).items():
-        pairs = [adapter.modules.get(module) for module in modules]
-        present = [pair for pair in pairs if pair is not None]
-        if not present:
-            continue
-        a = torch.cat([pair.a.to(device, dtype) for pair in present])
-        b = tuple(None if pair is None else _expand_factor(pair, device, dtype) for pair in pairs)
-        if not all(torch.isfinite(factor).all() for factor in (a, *(factor for factor in b if factor is not None))):
-            raise AdapterError(f"adapter {adapter.info.name!r}: the weights of {' or '.join(modules)} times their effective scale are "
-                               f"too large for {str(dtype).removeprefix('torch.')}; load the base with --dtype fp32 or lower lora_alpha")
-        parts[key] = FusedPart(a, b)
-        nbytes += a.nbytes + sum(factor.nbytes for factor in b if factor is not None)
-    return SlotContent(parts, nbytes, max(pair.rank for pair in adapter.modules.values()))
-
-
-def _expand_factor(pair: LoraPair, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """scaling * B^T [r, d_out], contiguous."""
-    return pair.b.to(device, torch.float32).mul(pair.scaling).T.contiguous().to(dtype)

@@ -24,6 +24,14 @@ class ExpandSlice:
 
 
 @dataclass(frozen=True, slots=True)
+class RowVectors:
+    """A vector for each of some adapters: `values` [n, d] belong to the columns `columns` [n] int64 of the weights."""
+
+    columns: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class LoraLinear:
     """All active rank rows of one (fused) linear. `layout` names the column map that its rows share with other linears."""
 
@@ -31,6 +39,8 @@ class LoraLinear:
     """[K, d_in], slice-major; within a slice by adapter"""
     slices: tuple[ExpandSlice, ...]
     layout: int
+    bias: RowVectors | None = None
+    """scaling * bias of lora_B, [n, d_out]"""
 
 
 class LoraStep:
@@ -68,6 +78,19 @@ def lora_shrink(x: Tensor, a: Tensor, row_weights: Tensor) -> Tensor:
     if h.dtype == torch.float32:
         return h.mul_(row_weights)
     return (h.float().mul_(row_weights)).to(x.dtype)
+
+
+def vector_weights(weights: Tensor, vectors: RowVectors) -> Tensor:
+    """[T, n] fp32: of the weights [T, adapters], those of the adapters that have a vector."""
+    return weights if weights.shape[1] == vectors.values.shape[0] else weights.index_select(1, vectors.columns)
+
+
+def add_vectors_(y: Tensor, weights: Tensor, vectors: RowVectors) -> None:
+    """Semantics: y[t] += sum_i weights[t, columns[i]] values[i].
+
+    y [T, d] is changed in place; weights [T, adapters] fp32; values in y's dtype. Rows whose weights are zero stay as they are.
+    """
+    y.addmm_(vector_weights(weights, vectors).to(y.dtype), vectors.values)
 
 
 def lora_expand_(y: Tensor, h: Tensor, slices: tuple[ExpandSlice, ...]) -> None:

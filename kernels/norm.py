@@ -27,6 +27,10 @@ class RmsNorm:
         self._scaled = weight * weight.numel() ** 0.5
         self._floor = torch.tensor((weight.numel() * eps) ** 0.5, dtype=weight.dtype, device=weight.device)
 
+    def normalised(self, x: Tensor) -> Tensor:
+        """x / sqrt(mean(x^2, last) + eps), fp32: what the weight is multiplied with."""
+        return F.rms_norm(x.float(), (x.shape[-1],), None, self._eps)
+
     def __call__(self, x: Tensor) -> Tensor:
         if not self._few_ops:
             return rms_norm(x, self.weight, self._eps)

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 
 from lora_bench.engine.adapter_store import AdapterStore
 from lora_bench.engine.adapters.errors import AdapterError
-from lora_bench.engine.models.facts import ModelFacts
+from lora_bench.engine.models.decoder import Decoder
+from lora_bench.engine.models.facts import ModelFacts, tensor_shapes
 from lora_bench.engine.protocol import (
     AdapterChanged,
     AdapterLoaded,
@@ -50,9 +51,8 @@ class _Bench:
     def __init__(self, facts: ModelFacts, slots: int = 2, host_bytes: int = 10 * BYTES) -> None:
         self.events: list[Event] = []
         words = _Words()
-        self.store = AdapterStore(
-            facts, torch.device("cpu"), torch.float32, slots, host_bytes, self.events.append, words,  # type: ignore[arg-type]
-        )
+        weights = {name: torch.randn(shape) for name, shape in tensor_shapes(facts).items()}
+        self.store = AdapterStore(Decoder(facts, weights, 16), slots, host_bytes, self.events.append, words)  # type: ignore[arg-type]
 
     def seen(self, kind: type) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]

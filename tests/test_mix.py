@@ -79,7 +79,7 @@ def test_weights_of_chunks_are_those_of_the_whole(before: int, chunks: list[int]
     weights = torch.zeros(total, 2)
     position = 0
     for count in chunks:
-        fill_weights(weights, position, position, count, mix, columns)
+        fill_weights(weights, position, position, count, mix.active, columns)
         position += count
     expected = [[-2.0 if token >= before else 0.0, 0.5] for token in range(total)]
     assert weights.tolist() == expected

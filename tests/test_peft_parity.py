@@ -9,13 +9,14 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lora_bench.engine.active import Span
 from lora_bench.engine.adapter_store import AdapterStore
 from lora_bench.engine.adapters.load import load_adapter
 from lora_bench.engine.adapters.open import open_adapter
 from lora_bench.engine.batch import Chunk, step_inputs
 from lora_bench.engine.blocks import BlockTable
-from lora_bench.engine.mix import fill_weights, resolve_mix
-from lora_bench.engine.models.acting import ActiveLora
+from lora_bench.engine.mix import resolve_mix
+from lora_bench.engine.models.acting import active_lora
 from lora_bench.engine.models.decoder import Decoder
 from lora_bench.engine.models.facts import ModelFacts
 from lora_bench.engine.protocol import AdapterUse, Mix
@@ -83,7 +84,7 @@ class _Bench:
     def __init__(self, model: LlamaForCausalLM, adapters: dict[str, Path]) -> None:
         weights = {name.removeprefix("model."): tensor.clone() for name, tensor in model.state_dict().items() if "rotary" not in name}
         self.decoder = Decoder(FACTS, weights, FACTS.context)
-        self.store = AdapterStore(FACTS, CPU, torch.float32, 3, 1 << 24, lambda event: None, _NoText())  # type: ignore[arg-type]
+        self.store = AdapterStore(self.decoder, 3, 1 << 24, lambda event: None, _NoText())  # type: ignore[arg-type]
         for name, path in adapters.items():
             self.store.load(path, name)
 
@@ -92,13 +93,10 @@ class _Bench:
         for user, mix in enumerate(mixes):
             self.store.acquire(mix.names, user, "a test")
         routing = self.store.routing({name for mix in mixes for name in mix.names})
-        lora, row = None, 0
+        lora = None
         if routing is not None:
-            weights = torch.zeros(sum(len(ids) for ids, _ in batch), len(routing.columns))
-            for (ids, _), mix in zip(batch, mixes, strict=True):
-                fill_weights(weights, row, 0, len(ids), mix, routing.columns)
-                row += len(ids)
-            lora = ActiveLora(routing, routing.step(weights))
+            spans = [Span(mix, 0, len(ids)) for (ids, _), mix in zip(batch, mixes, strict=True)]
+            lora = active_lora(routing, spans, [Span(span.mix, span.count - 1, 1) for span in spans])
         chunks = [Chunk(ids, 0, BlockTable((2 * i, 2 * i + 1)), True) for i, (ids, _) in enumerate(batch)]
         caches = self.decoder.kv_cache(2 * len(batch), 16)
         return self.decoder.forward(step_inputs(chunks, CPU), caches, lora, lambda op: None)

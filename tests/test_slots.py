@@ -11,12 +11,15 @@ from lora_bench.engine.adapters.adapter import Adapter
 from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.adapters.load import load_adapter
 from lora_bench.engine.adapters.open import open_adapter
+from lora_bench.engine.dora_rows import BaseSquares
 from lora_bench.engine.eviction import Lru
-from lora_bench.engine.models.facts import ModelFacts, module_shapes
+from lora_bench.engine.models.decoder import Decoder
+from lora_bench.engine.models.facts import ModelFacts, module_shapes, tensor_shapes
 from lora_bench.engine.protocol import Event, SlotEvicted, SlotLoaded, SlotTouched
 from lora_bench.engine.routing import RoutingCache
+from lora_bench.engine.slot_content import build_content
 from lora_bench.engine.slot_pool import Arrival, MixTooLarge, SlotPool, SlotsBusy
-from lora_bench.engine.slots import Slot, SlotContent, build_content, fused_modules
+from lora_bench.engine.slots import Slot, SlotContent, fused_modules
 from lora_bench.kernels.lora import lora_expand_, lora_shrink
 
 CPU = torch.device("cpu")
@@ -38,10 +41,18 @@ def _sizes(facts: ModelFacts) -> dict[tuple[int, str], list[int]]:
     return {key: [shapes[module][0] for module in modules] for key, modules in fused_modules(facts).items()}
 
 
-def _filled(adapters: list[Adapter], facts: ModelFacts, dtype: torch.dtype = torch.float32) -> list[Slot]:
+def _decoder(facts: ModelFacts, dtype: torch.dtype = torch.float32) -> Decoder:
+    return Decoder(facts, {name: torch.randn(shape).to(dtype) for name, shape in tensor_shapes(facts).items()}, 16)
+
+
+def _content(adapter: Adapter, facts: ModelFacts, dtype: torch.dtype = torch.float32) -> SlotContent:
+    return build_content(adapter, _decoder(facts, dtype), BaseSquares())
+
+
+def _filled(adapters: list[Adapter], facts: ModelFacts) -> list[Slot]:
     slots = [Slot(index) for index in range(len(adapters))]
     for slot, adapter in zip(slots, adapters, strict=True):
-        slot.fill(adapter.info.name, build_content(adapter, facts, CPU, dtype))
+        slot.fill(adapter.info.name, _content(adapter, facts))
     return slots
 
 
@@ -54,7 +65,7 @@ def test_every_fused_linear_gets_the_sum_of_the_deltas(adapter_folder: Folder, t
     step = routing.step(weights)
     shapes = module_shapes(tiny_facts)
     for (layer, fused), modules in fused_modules(tiny_facts).items():
-        linear = routing.head if fused == "lm_head" else routing.layers[layer].get(fused)
+        linear = routing.layers[layer].get(fused)
         x = torch.randn(6, shapes[modules[0]][1])
         expected = torch.cat([sum(
             (weights[:, column:column + 1] * pair.scaling * (x @ pair.a.T @ pair.b.T)
@@ -71,7 +82,7 @@ def test_every_fused_linear_gets_the_sum_of_the_deltas(adapter_folder: Folder, t
 
 def test_scaling_is_folded_before_rounding(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
     adapter = load_adapter(open_adapter(adapter_folder("a", ("o_proj",), lora_alpha=0.3)), tiny_facts, "a")
-    content = build_content(adapter, tiny_facts, CPU, torch.bfloat16)
+    content = _content(adapter, tiny_facts, torch.bfloat16)
     pair, part = adapter.modules["layers.0.self_attn.o_proj"], content.parts[0, "o_proj"]
     assert part.b[0] is not None
     assert torch.equal(part.b[0], (pair.b * pair.scaling).T.bfloat16())
@@ -81,9 +92,9 @@ def test_scaling_is_folded_before_rounding(adapter_folder: Folder, tiny_facts: M
 
 def test_weights_too_large_for_the_dtype_are_refused(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
     adapter = load_adapter(open_adapter(adapter_folder("a", lora_alpha=1e7)), tiny_facts, "a")
-    build_content(adapter, tiny_facts, CPU, torch.bfloat16)
+    _content(adapter, tiny_facts, torch.bfloat16)
     with pytest.raises(AdapterError, match="adapter 'a': .*too large for float16"):
-        build_content(adapter, tiny_facts, CPU, torch.float16)
+        _content(adapter, tiny_facts, torch.float16)
 
 
 def test_one_adapter_is_used_as_it_lies(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
@@ -112,7 +123,7 @@ def test_compositions_are_kept_until_a_slot_changes(adapter_folder: Folder, tiny
     cache = RoutingCache(tiny_facts.layers, _sizes(tiny_facts), CPU)
     first = cache.get(slots[:2])
     assert cache.get(slots[:2]) is first
-    slots[1].fill("few", build_content(adapters[1], tiny_facts, CPU, torch.float32))
+    slots[1].fill("few", _content(adapters[1], tiny_facts, torch.float32))
     second = cache.get(slots[:2])
     assert second is not first
     cache.get(slots[2:3])

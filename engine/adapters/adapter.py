@@ -13,6 +13,9 @@ from torch import Tensor
 
 from ..protocol import AdapterInfo
 
+VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
+"""the matrices with a row for each token"""
+
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
@@ -71,10 +74,21 @@ class AdapterWeights:
     """the adapter's own tokenizer where it has tokens that the base lacks"""
 
     @property
+    def pairs(self) -> tuple[LoraPair, ...]:
+        return (*self.modules.values(), *([self.embedding] if self.embedding else []))
+
+    @property
     def nbytes(self) -> int:
-        pairs = [*self.modules.values(), *([self.embedding] if self.embedding else [])]
-        rows = [tensor for part in self.rows.values() for tensor in (part.ids, part.values)]
-        return sum(pair.nbytes for pair in pairs) + sum(tensor.nbytes for tensor in (*self.replaced.values(), *rows))
+        """Bytes in RAM; a matrix that stands for both the embedding and a tied head counts once."""
+        tensors = [*(tensor for pair in self.pairs for tensor in pair.tensors), *self.replaced.values()]
+        tensors += [tensor for part in self.rows.values() for tensor in (part.ids, part.values)]
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+    def vocab_rows(self, vocab: int) -> int:
+        """Rows that embedding and head have with this adapter on a base of `vocab` rows."""
+        whole = [self.replaced[name].shape[0] for name in VOCABULARY if name in self.replaced]
+        trained = [int(part.ids[-1]) + 1 for part in self.rows.values() if len(part.ids)]
+        return max([max(whole, default=vocab), *trained])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,20 @@ The decoder calls these and knows no adapter; without an active one each is the 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...kernels.lora import LoraLinear, LoraStep, lora_expand_, lora_shrink
+from ...kernels.dora import scale_rows
+from ...kernels.lora import LoraLinear, LoraStep, add_vectors_, lora_expand_, lora_shrink, vector_weights
 from ...kernels.norm import RmsNorm
 from ...kernels.weights import Weight, base_linear, rows
-from ..routing import Routing
+from ..active import Phase, RowsActing, Span, rows_acting
+from ..dora_rows import Place
+from ..routing import Routing, Vectors
+from ..slots import VocabularyPart
+from .acting_vocabulary import acting_embedding, acting_head
 
 Lap = Callable[[str], None]
 
@@ -38,19 +43,28 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class ActiveLora:
-    """What the adapters of a step add: their rank rows, and the weights of this step's tokens."""
+    """What the adapters of a step bring, and on which of its rows each of them acts."""
 
     routing: Routing
-    step: LoraStep
+    body: RowsActing
+    """every token of the step"""
+    head: RowsActing | None
+    """the sampled rows; None when no adapter changes the head or the last norm"""
 
     def at_layer(self, index: int) -> Deltas:
-        return Deltas(self.routing.layers[index], self.step)
+        return Deltas(self.routing.layers[index], self.body, index, self.routing.vectors[index])
 
     def at_head(self, sampled: Tensor) -> Deltas:
-        """For the head (and the last norm) on the rows `sampled` of the step."""
-        if self.routing.head is None:
+        """For the head and the last norm on the sampled rows."""
+        if self.head is None:
             return NO_DELTAS
-        return Deltas({"lm_head": self.routing.head}, self.step.select(sampled))
+        routing, last = self.routing, len(self.routing.layers) - 1
+        return Deltas(routing.layers[last], self.head, last, routing.vectors[last], routing.head, routing.vocab)
+
+
+def active_lora(routing: Routing, spans: Sequence[Span], sampled: Sequence[Span]) -> ActiveLora:
+    """`spans`: the tokens of a step; `sampled`: those whose logits are wanted."""
+    return ActiveLora(routing, rows_acting(routing, spans), rows_acting(routing, sampled) if routing.changes_head and sampled else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,11 @@ class Deltas:
     """ActiveLora at one layer, or at the head."""
 
     linears: Mapping[str, LoraLinear]
-    step: LoraStep | None
+    acting: RowsActing | None
+    layer: int = -1
+    vectors: Vectors | None = None
+    head: tuple[tuple[int, VocabularyPart], ...] = ()
+    vocab: int = 0
 
 
 NO_DELTAS = Deltas({}, None)
@@ -66,23 +84,66 @@ NO_DELTAS = Deltas({}, None)
 
 def embed(ids: Tensor, weight: Weight, lora: ActiveLora | None) -> Tensor:
     """Rows [T, hidden] of the embedding for `ids` [T], before the architecture scales them."""
-    return rows(weight, ids)
+    if lora is None or not lora.routing.embedding:
+        return rows(weight, ids)
+    return acting_embedding(ids, weight, lora.routing, lora.body)
 
 
 def norm(x: Tensor, layer_norm: Norm, deltas: Deltas) -> Tensor:
-    """`layer_norm` of x [T, ..., d]."""
-    return layer_norm.rms(x)
+    """`layer_norm` of x [T, ..., d]. Semantics: x / rms(x) * (weight + sum over adapters of row weight * (trained weight - weight))."""
+    y = layer_norm.rms(x)
+    if deltas.vectors is None or deltas.acting is None or (trained := deltas.vectors.norms.get(layer_norm.name)) is None:
+        return y
+    change = vector_weights(deltas.acting.weights, trained) @ trained.values.float()
+    change = change.view(change.shape[0], *[1] * (x.dim() - 2), change.shape[1])
+    return (y.float() + layer_norm.rms.normalised(x) * change).to(y.dtype)
 
 
 def linear(x: Tensor, base: Linear, deltas: Deltas, lap: Lap) -> Tensor:
-    """Semantics: y = x W^T + bias + (row_weights * (x A^T)) B. Without an adapter here it is the base product and nothing else."""
+    """Semantics: y = x W^T + bias + (row_weights * (x A^T)) B. Without an adapter here it is the base product and nothing else.
+
+    A row whose mix holds DoRA: y = bias + g * (x W^T + (row_weights * (x A^T)) B), g the gains of that DoRA, what follows it in the
+    mix added behind; a mix of several is taken in its order, as PEFT takes its active adapters.
+    """
     lap("other")
     y = base_linear(x, base.weight, base.bias)
     lap("base matmul")
+    acting = deltas.acting
+    if acting is None:
+        return y
+    if deltas.head:
+        y = acting_head(y, x, deltas.head, acting.weights, deltas.vocab)
     added = deltas.linears.get(base.name)
-    if added is not None and deltas.step is not None:
-        h = lora_shrink(x, added.a, deltas.step.row_weights(added))
-        lap("shrink")
-        lora_expand_(y, h, added.slices)
-        lap("expand")
+    if added is not None:
+        for phase in acting.phases:
+            _pass_dora_(y, x, base.bias, added, phase, (deltas.layer, base.name), lap)
+        if acting.step is not None:
+            _add_(y, x, added, acting.step, lap)
+    if deltas.vectors is not None and (trained := deltas.vectors.biases.get(base.name)) is not None:
+        add_vectors_(y, acting.weights, trained)
     return y
+
+
+def _add_(y: Tensor, x: Tensor, added: LoraLinear, step: LoraStep, lap: Lap) -> None:
+    h = lora_shrink(x, added.a, step.row_weights(added))
+    lap("shrink")
+    lora_expand_(y, h, added.slices)
+    if added.bias is not None:
+        add_vectors_(y, step.weights, added.bias)
+    lap("expand")
+
+
+def _pass_dora_(y: Tensor, x: Tensor, bias: Tensor | None, added: LoraLinear, phase: Phase, place: Place, lap: Lap) -> None:
+    """One phase of the rows that have it; the other rows of `y` are not touched."""
+    ours, of_x = (y, x) if phase.rows is None else (y.index_select(0, phase.rows), x.index_select(0, phase.rows))
+    _add_(ours, of_x, added, phase.step, lap)
+    for use in phase.uses:
+        gains = use.gains.get(place)
+        if gains is None:
+            continue
+        if use.rows is None:
+            ours.copy_(scale_rows(ours, gains, bias))
+        else:
+            ours.index_copy_(0, use.rows, scale_rows(ours.index_select(0, use.rows), gains, bias))
+    if phase.rows is not None:
+        y.index_copy_(0, phase.rows, ours)

@@ -48,16 +48,32 @@ class Decoder:
 
     def rows_of(self, module: str) -> tuple[Weight, int, int]:
         """The matrix that holds the weight of a module by its canonical name ("embed_tokens" too), and its first and end row there."""
-        if module in ("embed_tokens", "lm_head"):
-            weight = self._embed if module == "embed_tokens" else self._head.weight
-            return weight, 0, weight.shape[0]
+        if module == "embed_tokens":
+            return self._embed, 0, self._embed.shape[0]
+        linear, first, end = self._place(module)
+        return linear.weight, first, end
+
+    def vector_of(self, name: str) -> Tensor:
+        """The weight of a norm, or the bias of a linear that has one, by its canonical name; as it is in memory."""
+        module, _, kind = name.rpartition(".")
+        if kind == "bias":
+            linear, first, end = self._place(module)
+            return linear.bias[first:end]
+        _, index, inner = module.split(".", 2) if "." in module else ("", "", module)
+        norms = (self.layers[int(index)].attention_norm, self.layers[int(index)].mlp_norm) if index else (self._norm,)
+        return next(norm.rms.weight for norm in norms if norm.name == inner)
+
+    def _place(self, module: str) -> tuple[Linear, int, int]:
+        """The product that holds a linear, and its first and end row there."""
+        if module == "lm_head":
+            return self._head, 0, self._head.weight.shape[0]
         _, index, name = module.split(".", 2)
         layer, shapes = self.layers[int(index)], module_shapes(self.facts)
         linears = {linear.name: linear for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)}
         for fused, modules in linear_layout(self.facts).items():
             if name in modules:
                 before = sum(shapes[f"layers.{index}.{other}"][0] for other in modules[:modules.index(name)])
-                return linears[fused].weight, before, before + shapes[module][0]
+                return linears[fused], before, before + shapes[module][0]
         raise KeyError(module)
 
     def kv_cache(self, blocks: int, block_tokens: int) -> list[Tensor]:

@@ -1,0 +1,169 @@
+"""An adapter brought to the device in the dtype of its base."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..kernels.dora import RowStats
+from ..kernels.weights import rows
+from .adapters.adapter import Adapter, LoraPair, TokenRows
+from .adapters.errors import AdapterError
+from .dora_rows import EMBEDDING, BaseSquares, DoraRows, Place, embedding_stats, linear_stats
+from .models.facts import module_shapes
+from .slots import FusedPart, SlotContent, VocabularyPart, fused_modules
+
+if TYPE_CHECKING:
+    from .models.decoder import Decoder
+
+
+def build_content(adapter: Adapter, decoder: Decoder, squares: BaseSquares) -> SlotContent:
+    """`adapter` as a slot of this base holds it; scaling is folded into B in fp32 before it is rounded to the dtype.
+
+    `squares` keeps what DoRA needs of the base. Raises AdapterError for numbers that are too large for the dtype.
+    """
+    return _Builder(adapter, decoder, squares).content()
+
+
+class _Builder:
+    def __init__(self, adapter: Adapter, decoder: Decoder, squares: BaseSquares) -> None:
+        self._adapter, self._weights, self._decoder, self._squares = adapter, adapter.weights, decoder, squares
+        self._device, self._dtype = decoder.device, decoder.dtype
+        self._shapes = module_shapes(decoder.facts)
+        self._moved: dict[int, Tensor] = {}
+        """by the address of what was moved: tied matrices are held once"""
+
+    def content(self) -> SlotContent:
+        facts, weights = self._decoder.facts, self._weights
+        parts = dict(self._parts())
+        biases, norms = self._biases(), self._norms()
+        embedding, head = self._embedding(), self._head()
+        stats = dict(self._stats())
+        dora = DoraRows(stats) if stats else None
+        tensors = [tensor for part in parts.values() for tensor in (part.a, *part.b, part.bias) if tensor is not None]
+        tensors += [*biases.values(), *norms.values(), *(tensor for part in (embedding, head) if part for tensor in part.tensors)]
+        return SlotContent(
+            parts, nbytes_once(tensors) + (dora.nbytes if dora else 0), max((pair.rank for pair in weights.pairs), default=0),
+            biases, norms, embedding, head, dora, weights.vocab_rows(facts.vocab))
+
+    def _parts(self) -> Iterator[tuple[Place, FusedPart]]:
+        for place, modules in fused_modules(self._decoder.facts).items():
+            pairs = [self._weights.modules.get(module) for module in modules]
+            present = [pair for pair in pairs if pair is not None]
+            if not present:
+                continue
+            what = f"the weights of {' or '.join(modules)} times their effective scale"
+            a = self._checked(torch.cat([pair.a.to(self._device, self._dtype) for pair in present]), what)
+            b = tuple(None if pair is None else self._checked(self._expand_factor(pair), what) for pair in pairs)
+            yield place, FusedPart(a, b, self._added_bias(modules, pairs, what))
+
+    def _expand_factor(self, pair: LoraPair) -> Tensor:
+        """scaling * B^T [r, d_out], contiguous."""
+        return pair.b.to(self._device, torch.float32).mul(pair.scaling).T.contiguous().to(self._dtype)
+
+    def _added_bias(self, modules: Iterable[str], pairs: Iterable[LoraPair | None], what: str) -> Tensor | None:
+        vectors = {
+            module: pair.bias.to(self._device, torch.float32) * pair.scaling
+            for module, pair in zip(modules, pairs, strict=True) if pair is not None and pair.bias is not None
+        }
+        return self._checked(self._joined(modules, vectors), what) if vectors else None
+
+    def _joined(self, modules: Iterable[str], vectors: Mapping[str, Tensor]) -> Tensor:
+        """A vector over the outputs of a fused linear, zero for the modules that have none."""
+        return torch.cat([
+            vectors[module].to(self._dtype) if module in vectors else torch.zeros(self._shapes[module][0], dtype=self._dtype, device=self._device)
+            for module in modules])
+
+    def _biases(self) -> dict[Place, Tensor]:
+        found = {name.removesuffix(".bias"): self._difference(name) for name in self._weights.replaced if name.endswith(".bias")}
+        return {
+            place: self._joined(modules, found)
+            for place, modules in fused_modules(self._decoder.facts).items() if any(module in found for module in modules)
+        }
+
+    def _norms(self) -> dict[Place, Tensor]:
+        layers = self._decoder.facts.layers
+        found = {}
+        for name in self._weights.replaced:
+            if name.endswith("norm.weight"):
+                _, layer, inner = name.split(".", 2) if name.startswith("layers.") else ("", str(layers), name)
+                found[int(layer), inner.removesuffix(".weight")] = self._difference(name).to(self._dtype)
+        return found
+
+    def _difference(self, name: str) -> Tensor:
+        """What replaces a bias or a norm, minus the base's, fp32."""
+        offset = self._decoder.facts.norm_offset if name.endswith("norm.weight") else 0.0
+        difference = self._weights.replaced[name].to(self._device, torch.float32) + offset - self._decoder.vector_of(name).float()
+        self._checked(difference.to(self._dtype), f"the trained values of {name}")
+        return difference
+
+    def _embedding(self) -> VocabularyPart | None:
+        pair, replaced, trained = self._weights.embedding, *self._vocabulary("embed_tokens.weight")
+        if pair is None and replaced is None and trained is None:
+            return None
+        a = b = None
+        if pair is not None:
+            what = "the LoRA of embed_tokens times its effective scale"
+            a = self._checked(pair.a.to(self._device, self._dtype).T.contiguous(), what)
+            b = self._checked(self._expand_factor(pair), what)
+        ids, values = (None, None) if trained is None else (trained.ids.to(self._device), self._move(trained.values, "trained rows of embed_tokens"))
+        return VocabularyPart(a, b, replaced, ids, values, _size(replaced, trained))
+
+    def _head(self) -> VocabularyPart | None:
+        replaced, trained = self._vocabulary("lm_head.weight")
+        if replaced is None and trained is None:
+            return None
+        if trained is None:
+            return VocabularyPart(replaced=replaced, size=_size(replaced, None))
+        ids = trained.ids.to(self._device)
+        weight, _, _ = self._decoder.rows_of("lm_head")
+        known = (ids < weight.shape[0]).unsqueeze(1)
+        base = rows(weight, ids.clamp(max=weight.shape[0] - 1)).float() * known
+        differences = (trained.values.to(self._device, torch.float32) - base).to(self._dtype)
+        return VocabularyPart(ids=ids, rows=self._checked(differences, "trained rows of lm_head"), size=_size(None, trained))
+
+    def _vocabulary(self, name: str) -> tuple[Tensor | None, TokenRows | None]:
+        """What stands for the whole matrix, with trained rows written into it; else the trained rows alone."""
+        replaced, trained = self._weights.replaced.get(name), self._weights.rows.get(name)
+        if replaced is None or trained is None:
+            return (None if replaced is None else self._move(replaced, f"the trained values of {name}")), trained
+        merged = replaced.clone()
+        merged[trained.ids] = trained.values.to(merged.dtype)
+        return self._move(merged, f"the trained values of {name}"), None
+
+    def _stats(self) -> Iterator[tuple[Place, RowStats]]:
+        for place, modules in fused_modules(self._decoder.facts).items():
+            present = [module for module in modules if module in self._weights.modules]
+            if any(self._weights.modules[module].magnitude is not None for module in present):
+                weight, _, _ = self._decoder.rows_of(present[0])
+                pairs = [(self._decoder.rows_of(module)[1], self._weights.modules[module]) for module in present]
+                yield place, linear_stats(place, weight, pairs, self._squares)
+        pair = self._weights.embedding
+        if pair is not None and pair.magnitude is not None:
+            weight, _, _ = self._decoder.rows_of("embed_tokens")
+            yield EMBEDDING, embedding_stats(weight, pair, pair.magnitude, self._squares)
+
+    def _move(self, tensor: Tensor, what: str) -> Tensor:
+        key = tensor.data_ptr()
+        if key not in self._moved:
+            self._moved[key] = self._checked(tensor.to(self._device, self._dtype), what)
+        return self._moved[key]
+
+    def _checked(self, tensor: Tensor, what: str) -> Tensor:
+        if not torch.isfinite(tensor).all():
+            raise AdapterError(f"adapter {self._adapter.info.name!r}: {what} are too large for {str(self._dtype).removeprefix('torch.')}; "
+                               "load the base with --dtype fp32 or lower lora_alpha")
+        return tensor
+
+
+def _size(replaced: Tensor | None, trained: TokenRows | None) -> int:
+    if replaced is not None:
+        return replaced.shape[0]
+    return int(trained.ids[-1]) + 1 if trained is not None and len(trained.ids) else 0
+
+
+def nbytes_once(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the tensors; what lies at one address counts once."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
