@@ -21,6 +21,8 @@ WORDS = {"F32": (0,), "Q5_0": (2,), "Q5_1": (4,)}
 FACTS = ModelFacts(architecture="llama", layers=1, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=512, vocab=50, context=64,
                    rms_eps=1e-5, rope_theta=1e4)
 """a decoder whose rows are whole blocks of every type"""
+TOKENS = [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV", "th", "he"]
+"""a byte-level vocabulary of FACTS.vocab"""
 
 
 def random_bytes(kind: str, shape: tuple[int, ...], chance: np.random.Generator) -> np.ndarray:
@@ -53,9 +55,9 @@ def swapped(kind: str, blocks: np.ndarray) -> np.ndarray:
 
 
 def write_gguf(path: Path, kinds: Mapping[str, str], chance: np.random.Generator, order: str = "<", version: int = 3, alignment: int = 32,
-               facts: ModelFacts = FACTS) -> Path:
-    """A base of random blocks: `kinds` maps the end of a canonical module to a type, "" is the type of the other matrices."""
-    f = facts
+               ) -> Path:
+    """A base of FACTS and random blocks: `kinds` maps the end of a canonical module to a type, "" is the type of the other matrices."""
+    f = FACTS
     tensors = []
     for name, shape in tensor_shapes(f).items():
         named = (kind for end, kind in kinds.items() if end and name.removesuffix(".weight").endswith(end))
@@ -70,8 +72,8 @@ def write_gguf(path: Path, kinds: Mapping[str, str], chance: np.random.Generator
     pairs += [_pair(order, f"{f.architecture}.{key}", 4, _u32(order, value)) for key, value in counts.items()]
     pairs += [_pair(order, f"{f.architecture}.attention.layer_norm_rms_epsilon", 6, struct.pack(order + "f", f.rms_eps))]
     pairs += [_pair(order, "tokenizer.ggml.model", 8, _text(order, "gpt2")), _pair(order, "tokenizer.ggml.pre", 8, _text(order, "gpt-2"))]
-    tokens = b"".join(_text(order, f"t{i}") for i in range(f.vocab))
-    pairs += [_pair(order, "tokenizer.ggml.tokens", 9, struct.pack(order + "IQ", 8, f.vocab) + tokens)]
+    for key, texts in (("tokens", TOKENS), ("merges", ["t h", "h e"])):
+        pairs += [_pair(order, f"tokenizer.ggml.{key}", 9, struct.pack(order + "IQ", 8, len(texts)) + b"".join(_text(order, t) for t in texts))]
     types = struct.pack(f"{order}IQ{f.vocab}i", 5, f.vocab, *[1] * f.vocab)
     pairs += [_pair(order, "tokenizer.ggml.token_type", 9, types)]
     chance.shuffle(order_of := list(range(len(tensors))))

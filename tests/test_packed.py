@@ -7,10 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from engine_bench import PROMPT, Bench
 from gguf_file import FACTS, write_gguf
 from torch import Tensor
 
+from lora_bench.engine import config
 from lora_bench.engine.base_file import open_base
+from lora_bench.engine.failures import OutOfMemory
+from lora_bench.engine.plan import memory_plan
+from lora_bench.engine.protocol import LoadModel, ModelInfo
 from lora_bench.engine.weights.entry import READABLE
 from lora_bench.engine.weights.load import load_weights
 from lora_bench.engine.weights.memory import weight_bytes
@@ -97,3 +102,61 @@ def test_rows_of_an_embedding(file: Callable[..., Path]) -> None:
     ids = torch.tensor([0, FACTS.vocab - 1, 3, 3])
     assert torch.equal(rows(small, ids), rows(dense, ids)) and rows(small, ids).dtype == torch.bfloat16
     assert rows(small, ids[:0]).shape == (0, FACTS.hidden)
+
+
+# -- the engine ------------------------------------------------------------------------------------
+def of_weights(info: ModelInfo) -> list[str]:
+    return [note for note in info.notes if "weights" in note]
+
+
+def test_an_engine_answers_alike_with_packed_weights(file: Callable[..., Path]) -> None:
+    base = file(MIXED)
+    dense, small = Bench(base, weights="dense"), Bench(base, weights="packed")
+    assert (dense.engine.model.info.weights, small.engine.model.info.weights) == ("dense", "packed")
+    expected, got = dense.engine.logits(PROMPT.ids, ()), small.engine.logits(PROMPT.ids, ())
+    assert (got - expected).norm() <= 1e-4 * expected.norm()
+    plan = memory_plan(base)["memory"]["fp32"]
+    for bench, name in ((dense, "dense"), (small, "packed")):
+        assert bench.engine.model.info.weight_bytes == plan[f"{name}_weights_bytes"]
+        assert not of_weights(bench.engine.model.info)
+
+
+def test_weights_are_packed_unasked_when_dense_ones_are_too_large(file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    base = file({"": "Q4_K"})
+    plan = memory_plan(base)["memory"]["fp32"]
+    dense, small = plan["dense_weights_bytes"], plan["packed_weights_bytes"]
+    assert 4 * small < dense
+
+    def free(count: int) -> None:
+        monkeypatch.setattr(config, "_free_bytes", lambda device: count)
+
+    free(2 * dense)
+    bench = Bench(base)
+    assert bench.engine.model.info.weights == "dense" and not of_weights(bench.engine.model.info)
+    free(dense)
+    info = bench.engine.load_model(LoadModel(str(base), "cpu"))
+    assert info.weights == "packed" and info.weight_bytes == small
+    (note,) = of_weights(info)
+    assert note.startswith(f"the weights stay packed as in the file, {small:,} bytes: {dense:,} bytes as fp32 are more than 75% of the {dense:,}")
+    free(dense - 1)
+    with pytest.raises(OutOfMemory, match=f"its weights take {dense:,} bytes as fp32, {small:,} packed.* choose weights packed"):
+        bench.engine.load_model(LoadModel(str(base), "cpu", weights="dense"))
+    free(small - 1)
+    with pytest.raises(OutOfMemory, match=f"{small:,} packed as in the file, {small - 1:,} bytes of memory are free"):
+        bench.engine.load_model(LoadModel(str(base), "cpu"))
+
+
+def test_what_the_machine_can_never_hold_is_refused_with_the_base_before_it_still_loaded(
+    file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(file(MIXED))
+    monkeypatch.setattr(config, "_total_bytes", lambda device: 1000)
+    with pytest.raises(OutOfMemory, match="cpu has 1,000 bytes of memory in all"):
+        bench.engine.load_model(LoadModel(str(file(MIXED)), "cpu"))
+    assert bench.engine.model is not None
+
+
+def test_packing_that_saves_nothing_is_said(file: Callable[..., Path]) -> None:
+    info = Bench(file({"": "F32"}), weights="packed").engine.model.info
+    assert info.weights == "dense"
+    assert of_weights(info) == ["packed weights were asked for, but no matrix of this file is smaller so than as fp32"]
