@@ -10,6 +10,7 @@ from fake_engine import FakeEngine, adapter, model, stats, step
 from lora_bench.engine import protocol as p
 from lora_bench.workbench.commands import run_command
 from lora_bench.workbench.control import Control
+from lora_bench.workbench.header import header_line
 from lora_bench.workbench.mixboard import MixBoard, Setting, mix_text, parse_scale
 from lora_bench.workbench.reply_facts import meter_lines
 from lora_bench.workbench.state import BenchState, StartAdapter
@@ -287,6 +288,13 @@ def test_a_recovered_engine_drops_the_reply_and_goes_on() -> None:
 
 
 # -- numbers and commands -------------------------------------------------------------------------
+def test_the_header_says_when_weights_are_packed() -> None:
+    state = Bench().state
+    assert "packed" not in header_line(state, 200).plain
+    state.snapshot = p.EngineSnapshot(model=model(weights="packed", weight_bytes=96_576_768))
+    assert " · packed 92.1 MiB, fp32 · cpu(2)" in header_line(state, 200).plain
+
+
 def test_step_times() -> None:
     bench = Bench()
     assert bench.state.step_times() == (0.0, 0.0, 0.0)
