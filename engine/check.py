@@ -26,7 +26,7 @@ class CheckError(RuntimeError):
 
 def run_check(
     model: str | None, adapters: Sequence[str], effect: bool = True, device: str = "auto", dtype: str = "auto",
-    progress: Callable[[str], None] = lambda text: None,
+    weights: str = "auto", progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Reports on every adapter, one after the other on one base. Adapters that cannot be loaded have a report too.
 
@@ -45,7 +45,7 @@ def run_check(
 
     engine = Engine(emit)
     use_cores()
-    info = engine.load_model(LoadModel(model, device=device, dtype=dtype, host_cache_bytes=1 << 62))
+    info = engine.load_model(LoadModel(model, device=device, dtype=dtype, weights=weights, host_cache_bytes=1 << 62))
     reports = []
     for path in adapters:
         progress(f"loading {path}")

@@ -57,14 +57,14 @@ def _split_scale(text: str) -> tuple[str, float]:
     return head, scale
 
 
-def find_adapter(argument: AdapterArgument) -> AdapterArgument:
-    """The adapter on disk, or the sample adapter of that name. Raises UsageError when there is neither."""
+def find_adapter(argument: AdapterArgument, option: str = "--lora ") -> AdapterArgument:
+    """The adapter on disk, or the sample adapter of that name. Raises UsageError, `option` in front of the path, when there is neither."""
     if Path(argument.path).expanduser().exists():
         return argument._replace(path=str(Path(argument.path).expanduser()))
     samples = dict(sample_adapters())
     if argument.path in samples:
         return AdapterArgument(str(samples[argument.path]), argument.name or argument.path, argument.scale)
-    raise UsageError(f"--lora {argument.path}: no such file or folder, and no sample adapter of that name; "
+    raise UsageError(f"{option}{argument.path}: no such file or folder, and no sample adapter of that name; "
                      f"the samples are {', '.join(samples)}")
 
 

@@ -121,6 +121,25 @@ def chat(
 
 
 @app.command
+def check(
+    model: Annotated[str, Parameter(help="GGUF file or Hugging Face folder; '-' is the default model.")],
+    adapters: Annotated[tuple[str, ...], Parameter(negative="", help="Adapters: files, folders or samples' names.")],
+    /,
+    *,
+    effect: Annotated[bool, Parameter(help="Run a few built-in prompts and compare the base's tokens with and without the adapter.")] = True,
+    json: Json = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    weights: Weights = "auto",
+) -> int:
+    """Say whether adapters can be used on a model, what they are, and what they do to it; ends with 3 when one cannot or does nothing."""
+    from .check import report
+
+    paths = [find_adapter(AdapterArgument(text, None, 1.0), "").path for text in adapters]
+    return report(None if model == "-" else find_model(model), paths, effect, device, dtype, weights, as_json=json)
+
+
+@app.command
 def inspect(
     path: Annotated[str, Parameter(help="A base model or an adapter: file, folder, or a sample adapter's name.")],
     /,
