@@ -31,7 +31,7 @@ def read_gguf_base(path: Path) -> BaseFile:
     ids = {key: token_id(metadata.get(f"tokenizer.ggml.{key}"), len(tokens), f"metadata tokenizer.ggml.{key}", path)
            for key in {*_END_IDS, *_TOKEN_TEXTS.values()}}
     source = TokenizerSource(
-        gguf={key: value for key, value in metadata.items() if key.startswith("tokenizer.")},
+        metadata={key: value for key, value in metadata.items() if key.startswith("tokenizer.")},
         bos=ids["bos_token_id"], eos=ids["eos_token_id"], add_bos=_flag(metadata, "tokenizer.ggml.add_bos_token"),
         texts={name: tokens[ids[key]] for name, key in _TOKEN_TEXTS.items() if ids[key] is not None},
         strips=_strips(metadata, tokens, kinds),

@@ -20,10 +20,12 @@ TURN_END_TEXTS = frozenset({
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """Where a tokenizer comes from: GGUF metadata or a tokenizer.json; and what the files say of its special tokens."""
+    """Where a tokenizer comes from, and what the files say of its special tokens."""
 
-    gguf: Mapping[str, Any] | None = field(default=None, repr=False)
-    json_path: Path | None = None
+    metadata: Mapping[str, Any] | None = field(default=None, repr=False)
+    """tokenizer.ggml.*: of the base's own GGUF file or, as such a file would say it, of the file at `path`; None: a tokenizer.json"""
+    path: Path | None = None
+    """tokenizer.json or another file of the folder; None for GGUF"""
     bos: int | None = None
     eos: int | None = None
     add_bos: bool | None = None

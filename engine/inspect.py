@@ -48,7 +48,7 @@ def _base(base: BaseFile) -> dict[str, Any]:
         "rope_freq_factors": facts.rope_freq_factors, "tied": facts.tied,
         "attention_bias": facts.attention_bias, "output_bias": facts.output_bias, "mlp_bias": facts.mlp_bias, "linear_modules": len(module_shapes(facts)),
         "tokenizer": {
-            "from": "GGUF metadata" if tokenizer.gguf is not None else str(tokenizer.json_path),
+            "from": str(tokenizer.path or "GGUF metadata"),
             "bos": tokenizer.bos, "eos": tokenizer.eos, "add_bos": tokenizer.add_bos, "end_tokens": list(base.end_tokens),
         },
         "chat_template": base.chat_template, "details": base.details, "notes": list(base.notes),

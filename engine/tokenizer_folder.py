@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from .base_parts import TokenizerSource, token_id
+from .tokenizer_older import older_tokenizer
 from .weights.files import FormatError, read_bounded, read_json_object, show
 
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -19,19 +20,21 @@ def folder_tokenizer(folder: Path, config: dict[str, Any], vocab: int) -> tuple[
 
     Raises FormatError naming the file and what in it cannot be honoured, OSError.
     """
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise FormatError(f"{folder}: has no tokenizer.json, which is needed; convert the tokenizer with transformers "
-                          "(AutoTokenizer.from_pretrained(...).save_pretrained(...)) or use a GGUF of the model")
     settings = tokenizer_settings(folder)
-    known = read_json_object(path)
-    added = added_tokens(known, path, vocab)
+    path = folder / "tokenizer.json"
+    if path.exists():
+        known = read_json_object(path)
+        added = added_tokens(known, path, vocab)
+        ids, metadata, strips = _ids(known, added), None, {}
+    else:
+        tokens = older_tokenizer(folder, settings, vocab)
+        path, metadata, strips = tokens.path, tokens.metadata, tokens.strips
+        added, ids = tokens.added, {text: i for i, text in enumerate(metadata["tokenizer.ggml.tokens"])}
     texts = token_texts(settings)
-    bos = _id_of(texts.get("bos_token"), known, added)
-    eos = _id_of(texts.get("eos_token"), known, added)
+    bos, eos = (ids.get(texts[name]) if name in texts else None for name in ("bos_token", "eos_token"))
     add_bos = settings.get("add_bos_token")
     return TokenizerSource(
-        json_path=path, texts=texts,
+        metadata=metadata, path=path, texts=texts, strips=strips,
         bos=bos if bos is not None else _first_id(config.get("bos_token_id"), vocab, "bos_token_id", folder),
         eos=eos if eos is not None else _first_id(config.get("eos_token_id"), vocab, "eos_token_id", folder),
         add_bos=add_bos if isinstance(add_bos, bool) else None, added={text: number for text, (number, _) in added.items()},
@@ -82,15 +85,12 @@ def _token_text(value: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _id_of(text: str | None, known: dict[str, Any], added: AddedTokens) -> int | None:
-    if text is None:
-        return None
-    if text in added:
-        return added[text][0]
+def _ids(known: dict[str, Any], added: AddedTokens) -> dict[str, int]:
+    """Spelling -> id of a tokenizer.json, as far as its vocabulary is one of texts to ids."""
     model = known.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
-    found = vocab.get(text) if isinstance(vocab, dict) else None
-    return found if type(found) is int else None
+    ids = {text: number for text, number in vocab.items() if type(number) is int} if isinstance(vocab, dict) else {}
+    return ids | {text: number for text, (number, _) in added.items()}
 
 
 def _first_id(value: Any, vocab: int, what: str, folder: Path) -> int | None:

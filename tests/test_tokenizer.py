@@ -94,7 +94,7 @@ def byte_tokens() -> Tokenizer:
     texts = [text for text, _ in sorted(byte_alphabet().items(), key=lambda item: item[1])]
     metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": [*texts, "</s>"],
                 "tokenizer.ggml.token_type": [1] * 256 + [3], "tokenizer.ggml.merges": []}
-    return of_source(TokenizerSource(gguf=metadata), 257)
+    return of_source(TokenizerSource(metadata=metadata), 257)
 
 
 @pytest.mark.parametrize("data, pieces", [
@@ -150,7 +150,7 @@ def plain_sentence_piece(metadata: dict, text: str) -> list[int]:
 @pytest.mark.parametrize("prefix", [True, False])
 def test_sentence_piece_equals_a_plain_merge(prefix: bool, seed: int) -> None:
     metadata = spm_metadata(seed, prefix)
-    tokenizer = of_source(TokenizerSource(gguf=metadata), len(metadata["tokenizer.ggml.tokens"]))
+    tokenizer = of_source(TokenizerSource(metadata=metadata), len(metadata["tokenizer.ggml.tokens"]))
     chance = random.Random(seed + 1)
     for _ in range(200):
         text = "".join(chance.choice("aabbccddé  \n😀<") for _ in range(chance.randint(0, 25)))
@@ -163,14 +163,14 @@ def test_sentence_piece_equals_a_plain_merge(prefix: bool, seed: int) -> None:
 def test_sentence_piece_adds_bos_unless_told_otherwise() -> None:
     metadata = spm_metadata(1)
     count = len(metadata["tokenizer.ggml.tokens"])
-    assert of_source(TokenizerSource(gguf=metadata, bos=1), count).add_bos is True
-    assert of_source(TokenizerSource(gguf=metadata, bos=1, add_bos=False), count).add_bos is False
+    assert of_source(TokenizerSource(metadata=metadata, bos=1), count).add_bos is True
+    assert of_source(TokenizerSource(metadata=metadata, bos=1, add_bos=False), count).add_bos is False
 
 
 def test_added_tokens_with_spaces() -> None:
     metadata = spm_metadata(2)
     last = len(metadata["tokenizer.ggml.tokens"]) - 1
-    tokenizer = of_source(TokenizerSource(gguf=metadata), last + 1)
+    tokenizer = of_source(TokenizerSource(metadata=metadata), last + 1)
     ids = tokenizer.encode("a<|x y|>b", special=False)
     assert last in ids and tokenizer.decode(ids) == "a<|x y|> b", "a space goes before each stretch of text, as in llama.cpp"
 
@@ -208,7 +208,7 @@ def fast_file(folder: Path, post: bool = False, **options: object) -> Path:
 
 
 def test_tokenizer_json_without_its_truncation_and_padding(tmp_path: Path) -> None:
-    tokenizer = of_source(TokenizerSource(json_path=fast_file(tmp_path)), 300)
+    tokenizer = of_source(TokenizerSource(path=fast_file(tmp_path)), 300)
     assert tokenizer.encode("a b é", special=True) == [262, 259, 261, 259, 3 + 0xC3, 3 + 0xA9]
     assert tokenizer.decode([262, 259, 261]) == "a b" and "".join(streamed(tokenizer, [262, 3 + 0xC3, 3 + 0xA9])) == "aé"
     assert tokenizer.vocab_size == 263 and tokenizer.model_vocab == 300
@@ -216,10 +216,10 @@ def test_tokenizer_json_without_its_truncation_and_padding(tmp_path: Path) -> No
 
 def test_bos_by_the_settings_else_by_the_post_processor(tmp_path: Path) -> None:
     path = fast_file(tmp_path, post=True)
-    assert of_source(TokenizerSource(json_path=path, bos=1), 300).add_bos is True
-    assert of_source(TokenizerSource(json_path=path, bos=1, add_bos=False), 300).add_bos is False
-    assert of_source(TokenizerSource(json_path=path, bos=1), 300).encode("a", special=True) == [262], "encode adds nothing"
-    assert of_source(TokenizerSource(json_path=fast_file(tmp_path), bos=1), 300).add_bos is False
+    assert of_source(TokenizerSource(path=path, bos=1), 300).add_bos is True
+    assert of_source(TokenizerSource(path=path, bos=1, add_bos=False), 300).add_bos is False
+    assert of_source(TokenizerSource(path=path, bos=1), 300).encode("a", special=True) == [262], "encode adds nothing"
+    assert of_source(TokenizerSource(path=fast_file(tmp_path), bos=1), 300).add_bos is False
 
 
 @pytest.mark.parametrize("decoder, text", [
@@ -228,21 +228,21 @@ def test_bos_by_the_settings_else_by_the_post_processor(tmp_path: Path) -> None:
 ])
 def test_the_first_space_is_taken_where_the_decoder_takes_it(tmp_path: Path, decoder: object, text: str) -> None:
     path = fast_file(tmp_path, decoder=decoder)
-    tokenizer = of_source(TokenizerSource(json_path=path), 300)
+    tokenizer = of_source(TokenizerSource(path=path), 300)
     ids = [262, 259, 261]
     assert tokenizer.decode(ids) == "".join(streamed(tokenizer, ids)) == text == Fast.from_file(str(path)).decode(ids)
 
 
 def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="ids up to 262, the model's vocabulary holds 100"):
-        of_source(TokenizerSource(json_path=fast_file(tmp_path)), 100)
+        of_source(TokenizerSource(path=fast_file(tmp_path)), 100)
     with pytest.raises(FormatError, match="decodes with WordPiece"):
-        of_source(TokenizerSource(json_path=fast_file(tmp_path, decoder=decoders.WordPiece())), 300)
+        of_source(TokenizerSource(path=fast_file(tmp_path, decoder=decoders.WordPiece())), 300)
     with pytest.raises(FormatError, match="decodes with Replace"):
-        of_source(TokenizerSource(json_path=fast_file(tmp_path, decoder=decoders.Replace("a", "b"))), 300)
+        of_source(TokenizerSource(path=fast_file(tmp_path, decoder=decoders.Replace("a", "b"))), 300)
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "None"}}')
     with pytest.raises(FormatError, match="tokenizer cannot be built"):
-        of_source(TokenizerSource(json_path=tmp_path / "tokenizer.json"), 300)
+        of_source(TokenizerSource(path=tmp_path / "tokenizer.json"), 300)
 
 
 @pytest.mark.parametrize("metadata, words", [

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
 from ..weights.files import FormatError
 
@@ -24,26 +24,18 @@ def piece_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequenc
     tokenizer = Tokenizer(models.BPE(
         vocab=vocab, merges=_merges_by_score(mergeable, scores), unk_token=_unknown(tokens, kinds), fuse_unk=True, byte_fallback=True,
     ))
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-    steps = [*_cleaning(metadata, bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)), source)]
-    steps += [normalizers.Prepend(SPACE)] if prefix else []
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
-    tokenizer.decoder = _decoder(prefix)
+    tokenizer.normalizer, tokenizer.decoder = _ends(metadata, False, source)
     return tokenizer
 
 
 def unigram(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], source: object) -> Tokenizer:
-    """The pieces whose scores have the highest sum, word by word. Pieces that the user defined cost nothing."""
+    """The pieces whose scores have the highest sum. Pieces that the user defined cost nothing."""
     scores = _scores(metadata, tokens, source)
     if UNKNOWN not in kinds:
         raise FormatError(f"{source}: no token is of the type unknown, which a unigram tokenizer needs; the file is corrupt")
     pieces = [(text, 0.0 if kind == USER_DEFINED else float(score)) for text, kind, score in zip(tokens, kinds, scores, strict=True)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=list(kinds).index(UNKNOWN), byte_fallback=BYTE in kinds))
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-    steps = _cleaning(metadata, bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", True)), source)
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always" if prefix else "never")
-    tokenizer.decoder = _decoder(prefix)
+    tokenizer.normalizer, tokenizer.decoder = _ends(metadata, True, source)
     return tokenizer
 
 
@@ -60,22 +52,29 @@ def _unknown(tokens: Sequence[str], kinds: Sequence[int]) -> str | None:
     return next((text for text, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
 
 
-def _cleaning(metadata: Mapping[str, Any], tidy: bool, source: object) -> list[Any]:
-    """What the file does to text before it is cut: its own character map, then no space at the ends and single spaces within."""
+def _ends(metadata: Mapping[str, Any], tidy: bool, source: object) -> tuple[Any, Any]:
+    """(normalizer, decoder). Text is changed by the file's own character map, freed of spaces at its ends and of double ones
+    (`tidy`: where the file does not say), given a space in front, and its spaces become U+2581."""
     steps: list[Any] = []
     charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
-    if charsmap is not None and len(charsmap):
-        if isinstance(charsmap, str) or not all(isinstance(byte, int) and -128 <= byte < 256 for byte in charsmap):
-            raise FormatError(f"{source}: tokenizer.ggml.precompiled_charsmap is no list of bytes; the file is corrupt")
-        steps.append(normalizers.Precompiled(bytes(byte % 256 for byte in charsmap)))
-    if tidy:
+    if charsmap is not None and charsmap != b"":
+        steps.append(normalizers.Precompiled(_charsmap(charsmap, source)))
+    if metadata.get("tokenizer.ggml.remove_extra_whitespaces", tidy):
         steps += [normalizers.Strip(left=True, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
-    return steps
-
-
-def _decoder(prefix: bool) -> Any:
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    steps += [normalizers.Prepend(SPACE)] if prefix else []
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
-    return decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)]), decoder
+
+
+def _charsmap(value: Any, source: object) -> bytes:
+    """GGUF holds it as an array of signed or unsigned bytes."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str) or not hasattr(value, "__iter__") or not all(isinstance(byte, int) and -128 <= byte < 256 for byte in value):
+        raise FormatError(f"{source}: tokenizer.ggml.precompiled_charsmap is no list of bytes; the file is corrupt")
+    return bytes(byte % 256 for byte in value)
 
 
 def _merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:

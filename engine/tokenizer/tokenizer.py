@@ -24,10 +24,10 @@ class Tokenizer:
     def __init__(self, base: BaseFile) -> None:
         """Raises FormatError naming the file and what in it cannot be honoured."""
         source = base.tokenizer
-        self.path = source.json_path or base.path
+        self.path = source.path or base.path
         """the file that messages name"""
         with library(self.path, _CANNOT):
-            self._fast = _of_gguf(base) if source.gguf is not None else Fast.from_buffer(read_bounded(source.json_path, MAX_TOKENIZER_BYTES))
+            self._fast = _of_gguf(base) if source.metadata is not None else Fast.from_buffer(read_bounded(source.path, MAX_TOKENIZER_BYTES))
         self._fast.no_truncation()
         self._fast.no_padding()
         _without_dropout(self._fast)
@@ -49,7 +49,7 @@ class Tokenizer:
         self._texts: list[str | None] = [None] * self.vocab_size
         for text, number in vocab.items():
             self._texts[number] = text
-        metadata = base.tokenizer.gguf
+        metadata = base.tokenizer.metadata
         if metadata is not None:
             tokens = metadata["tokenizer.ggml.tokens"]
             kinds = _kinds(base)
@@ -73,8 +73,8 @@ class Tokenizer:
 
     def _adds_bos(self, base: BaseFile) -> bool:
         """What a file means that does not say whether plain text begins with BOS."""
-        if base.tokenizer.gguf is not None:
-            return gguf.adds_bos_by_default(base.tokenizer.gguf)
+        if base.tokenizer.metadata is not None:
+            return gguf.adds_bos_by_default(base.tokenizer.metadata)
         with library(self.path, _CANNOT):
             return self.bos is not None and self._fast.encode("a").ids[:1] == [self.bos] != self._fast.encode("a", add_special_tokens=False).ids[:1]
 
@@ -139,11 +139,11 @@ class TextStream:
 
 def _of_gguf(base: BaseFile) -> Fast:
     source = base.tokenizer
-    return gguf.build(source.gguf, source.gguf["tokenizer.ggml.tokens"], _kinds(base), base.path, source.strips)
+    return gguf.build(source.metadata, source.metadata["tokenizer.ggml.tokens"], _kinds(base), base.path, source.strips)
 
 
 def _kinds(base: BaseFile) -> list[int]:
-    return list(base.tokenizer.gguf.get("tokenizer.ggml.token_type") or [1] * len(base.tokenizer.gguf["tokenizer.ggml.tokens"]))
+    return list(base.tokenizer.metadata.get("tokenizer.ggml.token_type") or [1] * len(base.tokenizer.metadata["tokenizer.ggml.tokens"]))
 
 
 def _without_dropout(fast: Fast) -> None:
