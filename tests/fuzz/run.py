@@ -68,7 +68,7 @@ class _Process:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._process.stdout, selectors.EVENT_READ)
                 while not self._hangs():
-                    if not selector.select(0.5):
+                    if not selector.select(0.2):
                         continue
                     line = self._process.stdout.readline()
                     if not line:
@@ -87,11 +87,16 @@ class _Process:
 
     def _hangs(self) -> bool:
         """The same input for too long, seen twice: one reading may be of a number half written."""
-        before, (self._began,) = self._began, CLOCK.unpack((self._folder / "clock").read_bytes())
+        before = self._began
+        self._look()
         return self._began == before != 0 and time.monotonic() - before > HANG_SECONDS
+
+    def _look(self) -> None:
+        self._began, self._counts["executions"] = CLOCK.unpack((self._folder / "clock").read_bytes())
 
     def _death(self) -> str:
         code = self._process.wait()
+        self._look()
         if code == 0:
             return ""
         if not (self._folder / "current").exists():

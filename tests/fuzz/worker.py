@@ -20,8 +20,8 @@ import lora_bench.engine
 from .coverage import Coverage
 from .target import Target, Wrong, fault_of_message, find_target
 
-CLOCK = struct.Struct("d")
-"""what `clock` in the work folder holds: the monotonic time when the input being tried began, 0 between two"""
+CLOCK = struct.Struct("dq")
+"""what `clock` in the work folder holds: the monotonic time when the input being tried began, 0 between two; how many were tried"""
 ADDRESS_SPACE = 4 << 30
 """more than what the process has when it is ready: a guard for the machine, the bound of a target is far below"""
 TELL_SECONDS = 1.0
@@ -119,7 +119,7 @@ class Worker:
         """The fault of the outcome, wall seconds, megabytes touched beyond all before."""
         before, peak = _rss_mb(), _peak_mb()
         began = time.monotonic()
-        CLOCK.pack_into(self._clock, 0, began)
+        CLOCK.pack_into(self._clock, 0, began, self.counts.executions)
         try:
             with self._coverage:
                 self._run(data)
@@ -132,7 +132,7 @@ class Worker:
             raise
         except BaseException as error:  # a panic of a library in Rust is no Exception
             fault = f"{type(error).__name__}: {str(error)[:300]!r} {_where(error)}"
-        CLOCK.pack_into(self._clock, 0, 0.0)
+        CLOCK.pack_into(self._clock, 0, 0.0, self.counts.executions)
         after = _peak_mb()
         return fault, time.monotonic() - began, after - before if after > peak else 0.0
 
