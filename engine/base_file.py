@@ -7,6 +7,7 @@ from pathlib import Path
 from .base_folder import read_folder_base
 from .base_gguf import read_gguf_base
 from .base_parts import BaseFile, TokenizerSource
+from .hub_cache import is_cache_entry, snapshot_of
 from .weights.files import FormatError, open_regular
 from .weights.safetensors import INDEX, SINGLE
 
@@ -20,7 +21,7 @@ NO_END_TOKEN = "no end token in the model's files: replies end only at the token
 def open_base(path: str | Path) -> BaseFile:
     """Read the headers of a base and check that it can run here.
 
-    `path` is a GGUF file, a model folder, or the config.json or safetensors file in one.
+    `path` is a GGUF file, a model folder, the config.json or safetensors file in one, or a Hugging Face cache entry.
     Raises FormatError (a ValueError) that names the file, what is wrong and what to do; OSError when it cannot be read.
     """
     base = _read(Path(path).expanduser())
@@ -31,6 +32,8 @@ def open_base(path: str | Path) -> BaseFile:
 def _read(path: Path) -> BaseFile:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder; give the path of a GGUF file or of a Hugging Face model folder")
+    if path.is_dir() and is_cache_entry(path):
+        return _read(snapshot_of(path))
     if path.is_dir():
         return read_folder_base(path)
     if path.name in ("config.json", SINGLE, INDEX):

@@ -1,11 +1,14 @@
 """A base out of a Hugging Face folder: config.json, safetensors weights, tokenizer.json."""
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .base_parts import TURN_END_TEXTS, BaseFile, TokenizerSource, pick_tensors, token_id, type_histogram
-from .models import ARCHITECTURES_CONFIG
+from .base_wrapped import is_wrapped, language_config, language_tensors
+from .hub_cache import cache_name
+from .models import ARCHITECTURES_CONFIG, WRAPPED
 from .models.facts import ModelFacts
 from .models.names import config_name
 from .tokenizer_folder import AddedTokens, chat_template, folder_tokenizer
@@ -22,25 +25,36 @@ def read_folder_base(folder: Path) -> BaseFile:
             raise FormatError(f"{folder}: is a LoRA adapter, not a base model; open a base first and add this folder as an adapter")
         raise FormatError(f"{folder}: has no config.json, so it is no Hugging Face model folder; give the folder that holds config.json, or a GGUF file")
     config = read_json_object(config_path)
-    facts = _facts(config, config_path)
     weights = read_folder(folder)
-    found, notes = _canonical_prefix(weights.tensors), []
-    if facts.tied and "lm_head.weight" in found:
-        notes.append("tie_word_embeddings is true: the lm_head.weight in the file is not used")
-    tensors = pick_tensors(facts, found, config_name, weights.path, ignored=lambda name: _ignored(name, facts))
+    facts, found, notes = _model(config, weights.tensors, config_path)
+    tensors = pick_tensors(facts, found, config_name, weights.path, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
     tokenizer, added = folder_tokenizer(folder, config, facts.vocab)
     return BaseFile(
-        path=folder, name=folder.resolve().name, format="safetensors", facts=facts, tensors=tensors, tokenizer=tokenizer,
+        path=folder, name=cache_name(folder) or folder.resolve().name, format="safetensors", facts=facts, tensors=tensors, tokenizer=tokenizer,
         chat_template=chat_template(folder), end_tokens=_end_tokens(folder, config, tokenizer, added, facts),
-        file_bytes=weights.file_bytes, weight_types=type_histogram(tensors), details=_details(config), notes=tuple(notes),
+        file_bytes=weights.file_bytes, weight_types=type_histogram(tensors), details=_details(config), notes=(*facts.notes, *notes),
     )
+
+
+def _model(config: dict[str, Any], tensors: dict[str, TensorEntry], path: Path) -> tuple[ModelFacts, dict[str, TensorEntry], list[str]]:
+    """The facts, the tensors by the names of a language model alone, and what a user should know of both."""
+    if is_wrapped(config):
+        found, unseen = language_tensors(tensors, path)
+        facts, notes = _facts(language_config(config, tensors, path), path), [unseen] if unseen else []
+    else:
+        facts, found, notes = _facts(config, path), _canonical_prefix(tensors), []
+    if facts.tied and "lm_head.weight" in found:
+        facts = replace(facts, tied=False)
+        notes.append("tie_word_embeddings is true, but the file has an lm_head.weight: it is used, beside the embedding")
+    return facts, found, notes
 
 
 def _facts(config: dict[str, Any], path: Path) -> ModelFacts:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES_CONFIG:
         code = " (and its own code in auto_map is never run)" if config.get("auto_map") else ""
-        raise FormatError(f"{path}: model_type {show(kind)} is not a supported architecture{code}; supported: {', '.join(ARCHITECTURES_CONFIG)}")
+        names = ", ".join((*ARCHITECTURES_CONFIG, *WRAPPED))
+        raise FormatError(f"{path}: model_type {show(kind)} is not a supported architecture{code}; supported: {names}")
     return ARCHITECTURES_CONFIG[kind](config, path)
 
 
@@ -49,10 +63,6 @@ def _canonical_prefix(tensors: dict[str, TensorEntry]) -> dict[str, TensorEntry]
     if any(name.startswith("model.") for name in tensors):
         return tensors
     return {config_name(name): entry for name, entry in tensors.items()}
-
-
-def _ignored(name: str, facts: ModelFacts) -> bool:
-    return name.endswith("rotary_emb.inv_freq") or facts.tied and name == "lm_head.weight"
 
 
 def _end_tokens(folder: Path, config: dict[str, Any], source: TokenizerSource, added: AddedTokens, facts: ModelFacts) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ def read_gguf_base(path: Path) -> BaseFile:
         chat_template=template if isinstance(template, str) and template else None, end_tokens=tuple(sorted(ends)),
         file_bytes=header.file_bytes, weight_types=type_histogram(tensors),
         details={key.removeprefix("general."): str(metadata[key]) for key in _DETAILS if isinstance(metadata.get(key), str)},
-        notes=(NO_PRE_TOKENIZER,) if metadata.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in metadata else (),
+        notes=facts.notes + ((NO_PRE_TOKENIZER,) if metadata.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in metadata else ()),
     )
 
 

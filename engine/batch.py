@@ -23,6 +23,8 @@ class Chunk:
     """the logits of its last token are wanted"""
     every: bool = False
     """the logits of all its tokens are wanted"""
+    rope_start: int = 0
+    """the row of the RoPE tables where the request's position 0 lies (RopeTables.start)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class StepInputs:
 
     ids: Tensor
     """[tokens] int64"""
-    positions: Tensor
-    """[tokens] int64"""
+    rope_rows: Tensor
+    """[tokens] int64: each token's row of the RoPE tables, its position unless the request turns by longrope's long factors"""
     cells: Tensor
     """[tokens] int64: where in the flattened cache each token's keys and values go"""
     spans: tuple[Span, ...]
@@ -43,7 +45,7 @@ class StepInputs:
 def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
     """The tensors of a step over `chunks` (at least one, each with at least one token)."""
     ids: list[int] = []
-    positions: list[int] = []
+    rope_rows: list[int] = []
     cells: list[int] = []
     sampled: list[int] = []
     spans: list[Span] = []
@@ -51,13 +53,13 @@ def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
         spans.append(_span(chunk, len(ids), device))
         ids += chunk.ids
         places = range(chunk.position, chunk.position + len(chunk.ids))
-        positions += places
+        rope_rows += range(places.start + chunk.rope_start, places.stop + chunk.rope_start)
         cells += map(chunk.table.cell, places)
         if chunk.every:
             sampled += range(len(ids) - len(chunk.ids), len(ids))
         elif chunk.sampled:
             sampled.append(len(ids) - 1)
-    packed = torch.tensor(ids + positions + cells + sampled, dtype=torch.int64).to(device)
+    packed = torch.tensor(ids + rope_rows + cells + sampled, dtype=torch.int64).to(device)
     return StepInputs(*packed[: 3 * len(ids)].view(3, -1), tuple(spans), packed[3 * len(ids) :])
 
 

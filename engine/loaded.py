@@ -90,7 +90,7 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
     progress.check()
     template = template_note(tokenizer, base.chat_template) if base.chat_template else ""
     base = replace(base, notes=(*base.notes, *config.notes, *([template] if template else [])))
-    scheduler = Scheduler(BlockPool(config.blocks), config.step_tokens, config.max_running)
+    scheduler = Scheduler(BlockPool(config.blocks), config.step_tokens, config.max_running, base.facts.long_after)
     return LoadedModel(base, config, tokenizer, runner, store, scheduler, _info(base, config, decoder))
 
 

@@ -57,6 +57,8 @@ class Request:
     text: TextStream
     stops: StopText
     stored: int = 0
+    long: bool = False
+    """computed by the RoPE factors of long requests (see Scheduler)"""
     table: BlockTable | None = None
     waits_for: str = ""
     arrived: float = field(default_factory=time.perf_counter)

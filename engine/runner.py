@@ -64,7 +64,7 @@ class Runner:
         return logits.float()
 
     def _forward(self, works: Sequence[Work], every: bool = False) -> tuple[Tensor, ActiveLora | None]:
-        inputs = step_inputs([_chunk(work, every) for work in works], self.decoder.device)
+        inputs = step_inputs([self._chunk(work, every) for work in works], self.decoder.device)
         lora = self._lora(works, every)
         return self.decoder.forward(inputs, self._caches, lora, self._timer.lap), lora
 
@@ -78,9 +78,8 @@ class Runner:
         ends = [Span(span.mix, span.position + span.count - 1, 1) for span, work in zip(spans, works, strict=True) if work.sampled]
         return active_lora(routing, spans, spans if every else ends)
 
-
-def _chunk(work: Work, every: bool) -> Chunk:
-    request = work.request
-    assert request.table is not None  # the scheduler plans running requests only
-    ids = request.ids[request.stored : request.stored + work.tokens]
-    return Chunk(ids, request.stored, request.table, work.sampled, every)
+    def _chunk(self, work: Work, every: bool) -> Chunk:
+        request = work.request
+        assert request.table is not None  # the scheduler plans running requests only
+        ids = request.ids[request.stored : request.stored + work.tokens]
+        return Chunk(ids, request.stored, request.table, work.sampled, every, self.decoder.rope.start(len(request.ids)))

@@ -28,11 +28,12 @@ class Work:
 class Scheduler:
     """Requests that wait and that run. A running request holds its KV blocks, reserved whole, so it never stops half way."""
 
-    def __init__(self, pool: BlockPool, step_tokens: int, max_running: int) -> None:
+    def __init__(self, pool: BlockPool, step_tokens: int, max_running: int, long_after: int = 0) -> None:
+        """`long_after`: requests of more tokens are computed by other RoPE factors (ModelFacts.long_after); 0 for models without such."""
         self.pool = pool
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self._step_tokens, self._max_running = step_tokens, max_running
+        self._step_tokens, self._max_running, self._long_after = step_tokens, max_running, long_after
 
     def check_fits(self, request: Request) -> None:
         """Raises ValueError, with the numbers, when it cannot fit even alone."""
@@ -83,6 +84,8 @@ class Scheduler:
 
     def plan(self) -> list[Work]:
         """A token for every reply under way; the rest of the step's tokens to prompts, oldest first."""
+        if self._long_after:
+            self._compute_grown_again()
         decoding = [Work(request, 1) for request in self.running if request.pending == 1]
         left = max(self._step_tokens - len(decoding), 1)
         prefill: list[Work] = []
@@ -91,3 +94,10 @@ class Scheduler:
                 prefill.append(Work(request, min(request.pending, left)))
                 left -= prefill[-1].tokens
         return decoding + prefill
+
+    def _compute_grown_again(self) -> None:
+        """What is stored of a request that has just grown beyond `long_after` tokens was turned by the short factors: as transformers does,
+        all of it is computed again, under the mix that holds now."""
+        for request in self.running:
+            if not request.long and len(request.ids) > self._long_after:
+                request.long, request.stored = True, 0

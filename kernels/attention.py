@@ -6,7 +6,7 @@ lie side by side, so storing a token is one copy and a run of consecutive blocks
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,22 @@ class Span:
     blocks: Tensor | None = None
     """[ceil(length / block_tokens)] int64 when scattered"""
     mask: Tensor | None = None
-    """[rows, length] bool, True = may look; None for a single row, and for whole prompts (length == rows)"""
+    """[rows, length - skip] bool, True = may look; None for a single row, and for whole prompts (length == rows)"""
+    skip: int = 0
+    """the first tokens, at which no row looks"""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What is done to the products of queries and keys before the softmax."""
+
+    scale: float | None = None
+    """None for 1 / sqrt(d)"""
+    softcap: float = 0.0
+    """c of c tanh(score / c), 0 for none"""
+
+
+PLAIN = Scores()
 
 
 def causal_mask(rows: int, length: int, device: torch.device) -> Tensor | None:
@@ -37,39 +52,71 @@ def causal_mask(rows: int, length: int, device: torch.device) -> Tensor | None:
     return torch.ones(rows, length, dtype=torch.bool, device=device).tril_(length - rows)
 
 
+def windowed(span: Span, window: int, device: torch.device) -> Span:
+    """`span` of a layer whose rows look at the last `window` tokens only, themselves included."""
+    if span.length <= window:
+        return span
+    skip = max(0, span.length - span.rows + 1 - window)
+    if span.rows == 1:
+        return replace(span, skip=skip)
+    before = span.length - span.rows - skip
+    mask = torch.ones(span.rows, span.length - skip, dtype=torch.bool, device=device).tril_(before).triu_(before - window + 1)
+    return replace(span, skip=skip, mask=mask)
+
+
 def cache_write_(cache: Tensor, cells: Tensor, kv: Tensor) -> None:
     """Semantics: cache.flatten(0, 1)[cells[t]] = kv[t].  cells: [tokens] int64, kv: [tokens, 2 * kv_heads, d]."""
     cache.flatten(0, 1).index_copy_(0, cells, kv)
 
 
-def paged_attention(q: Tensor, cache: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Semantics: softmax(q k^T / sqrt(d) under the causal mask) v, for every span by itself.
+def paged_attention(q: Tensor, cache: Tensor, spans: Sequence[Span], scores: Scores = PLAIN) -> Tensor:
+    """Semantics: softmax(cap(q k^T scale) under the span's mask) v, for every span by itself.
 
     q: [tokens, heads, d]; cache as above, this step's tokens already written. Returns [tokens, heads * d].
     KV heads are shared by views, never repeated in memory.
     """
-    parts = [_attend(q[span.start : span.start + span.rows], _stored(cache, span), span) for span in spans]
+    attend = _attend if scores.softcap == 0 else _attend_capped
+    parts = [attend(q[span.start : span.start + span.rows], _stored(cache, span), span, scores) for span in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _stored(cache: Tensor, span: Span) -> Tensor:
-    """[length, 2 * kv_heads, d]: a view of a consecutive run, a gathered copy otherwise."""
+    """[length - skip, 2 * kv_heads, d]: a view of a consecutive run, a gathered copy otherwise."""
     if span.blocks is not None:
-        return cache[span.blocks].flatten(0, 1)[: span.length]
+        block = cache.shape[1]
+        skipped = span.skip // block
+        return cache[span.blocks[skipped:]].flatten(0, 1)[span.skip - skipped * block : span.length - skipped * block]
     first = span.first_block * cache.shape[1]
-    return cache.flatten(0, 1)[first : first + span.length]
+    return cache.flatten(0, 1)[first + span.skip : first + span.length]
 
 
-def _attend(q: Tensor, kv: Tensor, span: Span) -> Tensor:
+def _attend(q: Tensor, kv: Tensor, span: Span, scores: Scores) -> Tensor:
     rows, heads, d = q.shape
     kv_heads = kv.shape[1] // 2
     group = heads // kv_heads
     k, v = kv.transpose(0, 1).split(kv_heads)
     if rows == 1:  # the query heads that share keys become the rows of one small product
-        out = F.scaled_dot_product_attention(q.view(1, kv_heads, group, d), k[None], v[None])
+        out = F.scaled_dot_product_attention(q.view(1, kv_heads, group, d), k[None], v[None], scale=scores.scale)
         return out.reshape(1, heads * d)
-    shared = (kv_heads, group, span.length, d)
+    shared = (kv_heads, group, kv.shape[0], d)
     k, v = k[:, None].expand(shared), v[:, None].expand(shared)
     q = q.view(rows, kv_heads, group, d).permute(1, 2, 0, 3)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=span.mask, is_causal=span.mask is None)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=span.mask, is_causal=span.mask is None, scale=scores.scale)
     return out.permute(2, 0, 1, 3).reshape(rows, heads * d)
+
+
+def _attend_capped(q: Tensor, kv: Tensor, span: Span, scores: Scores) -> Tensor:
+    """As `_attend`, step by step: the fused operation has no place for the cap. The softmax is taken in fp32."""
+    rows, heads, d = q.shape
+    kv_heads = kv.shape[1] // 2
+    k, v = kv.transpose(0, 1).split(kv_heads)
+    q = q.reshape(rows, kv_heads, heads // kv_heads, d).transpose(0, 1).flatten(1, 2)
+    products = (q @ k.transpose(1, 2)).mul_(d**-0.5 if scores.scale is None else scores.scale)
+    products = products.div_(scores.softcap).tanh_().mul_(scores.softcap).view(kv_heads, rows, -1, kv.shape[0])
+    mask = span.mask
+    if mask is None and rows > 1:
+        mask = torch.ones(rows, rows, dtype=torch.bool, device=q.device).tril_()
+    if mask is not None:
+        products = products.masked_fill_(~mask[:, None], float("-inf"))
+    weights = products.flatten(1, 2).softmax(-1, dtype=torch.float32).to(v.dtype)
+    return (weights @ v).view(kv_heads, rows, -1, d).transpose(0, 1).reshape(rows, heads * d)

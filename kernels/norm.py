@@ -9,8 +9,11 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Semantics: x / sqrt(mean(x^2, last) + eps) * weight.
 
-    x: [tokens, hidden], weight: [hidden], one dtype; the mean is taken in fp32 for 16-bit dtypes.
+    x: [..., hidden], weight: [hidden] of its dtype, or fp32: then all is computed in fp32 and y has x's dtype. The mean is taken in fp32
+    for 16-bit dtypes.
     """
+    if weight.dtype != x.dtype:
+        return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
@@ -21,9 +24,10 @@ class RmsNorm:
     four: x * (weight * sqrt(hidden)) / hypot(|x|, sqrt(hidden * eps)).
     """
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
+    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> None:
+        """`dtype`: of what is normalised, the weight's unless given."""
         self.weight, self._eps = weight, eps
-        self._few_ops = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        self._few_ops = weight.dtype == (dtype or weight.dtype) == torch.float32 and weight.device.type == "cpu"
         self._scaled = weight * weight.numel() ** 0.5
         self._floor = torch.tensor((weight.numel() * eps) ** 0.5, dtype=weight.dtype, device=weight.device)
 

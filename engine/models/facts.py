@@ -219,6 +219,9 @@ def _check_numbers(facts: ModelFacts, source: object) -> None:
         value = getattr(facts, name)
         if not isinstance(value, float) or not math.isfinite(value) or value < 0 or value == 0 and name in positive:
             raise FormatError(f"{source}: {LABELS[name]} is {show(value)}, a positive number is expected")
+    for rope in (Rope(facts.rope_theta), facts.local_rope):
+        if rope is not None and not 1 < rope.theta:
+            raise FormatError(f"{source}: {LABELS['rope_theta']} is {rope.theta}, a number over 1 is expected")
 
 
 def _check_layers(facts: ModelFacts, source: object) -> None:

@@ -34,7 +34,8 @@ def load_weights(
 ) -> dict[str, Weight]:
     """Every tensor of `base` by canonical name, of `dtype` on `device`, contiguous; q/k rows in Hugging Face order.
 
-    With `packed`, matrices that are smaller as they are in the file stay so (PackedWeight). `rope_freqs.weight` stays float32.
+    With `packed`, matrices that are smaller as they are in the file stay so (PackedWeight). Factors of RoPE are float32, and so are norms
+    of models whose files lack an offset of them (facts.norm_offset), which is added.
     `progress` gets the tensor's name, bytes done and bytes in all, about once a megabyte; `cancelled` is asked as often. Takes the
     memory of the result and of one tensor more. Raises LoadCancelled; FormatError when the file changed since it was opened; OSError.
     """
@@ -59,8 +60,8 @@ def load_weights(
                 data = _gather_bytes(entry, pieces, torch.device(device))
                 result[name] = PackedWeight((PackedRows(entry.type, _hugging_face_rows(name, data, base)),), dtype)
             else:
-                tensor = _gather_numbers(entry, pieces, torch.device(device), torch.float32 if name == "rope_freqs.weight" else dtype)
-                result[name] = _hugging_face_rows(name, tensor, base)
+                tensor = _gather_numbers(entry, pieces, torch.device(device), torch.float32 if _kept_wide(name, base) else dtype)
+                result[name] = _whole_norm(name, _hugging_face_rows(name, tensor, base), base)
     finally:
         for stream in streams.values():
             stream.close()
@@ -116,3 +117,14 @@ def _hugging_face_rows(name: str, tensor: Tensor, base: BaseFile) -> Tensor:
     if heads is None:
         return tensor
     return tensor.view(heads, base.facts.head_dim // 2, 2, -1).transpose(1, 2).reshape(tensor.shape).contiguous()
+
+
+def _kept_wide(name: str, base: BaseFile) -> bool:
+    """Whether a tensor is float32 whatever the dtype of the model: factors of RoPE, and norms that are one number and a small rest."""
+    return name.startswith("rope_") or base.facts.norm_offset != 0 and name.endswith("norm.weight")
+
+
+def _whole_norm(name: str, tensor: Tensor, base: BaseFile) -> Tensor:
+    """The weight of a norm with what Hugging Face files of some architectures leave out; other tensors as they are."""
+    missing = base.facts.norm_offset if base.format == "safetensors" and name.endswith("norm.weight") else 0.0
+    return tensor + missing if missing else tensor
