@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from ..engine import protocol as p
 from .mixboard import mix_text
+from .reload_text import checkpoint_text, file_text, reload_failed_text, reloaded_text
 from .text import size_text
 
 
@@ -31,7 +32,11 @@ _LINES = {
     p.ModelLoaded: lambda e: (f"model {e.model.name} ready in {e.ms / 1000:.1f} s", False),
     p.ModelFailed: lambda e: ("load cancelled" if e.cancelled else f"model failed: {e.message}", not e.cancelled),
     p.AdapterLoaded: _adapter,
-    p.AdapterFailed: lambda e: (f"{e.name or e.path} failed: {e.message}", True),
+    p.AdapterFailed: lambda e: (f"{e.name or e.path}: load stopped" if e.cancelled else f"{e.name or e.path} failed: {e.message}", not e.cancelled),
+    p.AdapterReloaded: lambda e: (reloaded_text(e), False),
+    p.ReloadFailed: lambda e: (reload_failed_text(e), not e.cancelled),
+    p.AdapterFileChanged: lambda e: (file_text(e), e.what != "back"),
+    p.CheckpointAppeared: lambda e: (checkpoint_text(e), False),
     p.AdapterUnloading: _unloading,
     p.AdapterUnloaded: lambda e: (f"{e.name} unloaded, {size_text(e.freed_bytes)} freed", False),
     p.AdapterChanged: lambda e: (f"{e.adapter.name}: invocation {e.adapter.invocation or 'none'}", False),

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..engine.protocol import AdapterUse, Mix
@@ -139,9 +140,13 @@ def parse_scale(text: str) -> float:
     return value
 
 
-def mix_text(mix: Mix) -> str:
-    """`pirate ×0.75 + json ×0.30`; `base` when nothing acts. Names are as they came, not cleaned."""
-    return " + ".join(f"{use.name} ×{scale_text(use.scale)}" for use in mix) or "base"
+def mix_text(mix: Mix, contents: Mapping[str, str] = {}) -> str:  # noqa: B006
+    """`pirate ×0.75 + json ×0.30`; `base` when nothing acts. Names are as they came, not cleaned.
+
+    `contents`: name -> short digest, for names that do not say enough: `pirate@3f1c9a2b ×0.75`.
+    """
+    names = {use.name: f"{use.name}@{contents[use.name]}" if use.name in contents else use.name for use in mix}
+    return " + ".join(f"{names[use.name]} ×{scale_text(use.scale)}" for use in mix) or "base"
 
 
 def scale_text(scale: float) -> str:

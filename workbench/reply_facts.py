@@ -43,7 +43,7 @@ def _meter(version: Version) -> str:
     stats, parts = version.stats, []
     if stats:
         parts = [f"{stats.new_tokens} tok", f"{stats.decode_tokens_per_second:.1f} tok/s", f"TTFT {stats.ttft_ms / 1000:.2f} s",
-                 "greedy" if version.sampling.temperature == 0 else f"seed {stats.seed}", mix_text(version.mix_now)]
+                 "greedy" if version.sampling.temperature == 0 else f"seed {stats.seed}", mix_text(version.mix_now, version.marks)]
     if version.reason in _REASONS:
         parts.append(_REASONS[version.reason])
     return " · ".join(parts) or version.note

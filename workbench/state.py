@@ -14,6 +14,7 @@ from pathlib import Path
 from ..engine import protocol as p
 from .happenings import event_line
 from .mixboard import BoardState, MixBoard, mix_text
+from .reload_text import checkpoint_text, file_text, reload_failed_text, reloaded_text
 from .text import counted
 from .transcript import Item, Notice, Splice, Turn, Version
 
@@ -57,6 +58,10 @@ class BenchState:
     """mixes on their way to the engine"""
     wanted: list[StartAdapter] = field(default_factory=list)
     """adapters asked for and not yet answered"""
+    reading: p.AdapterLoading | None = None
+    """how far the adapter is that is being read, once that takes a while"""
+    reloading: set[str] = field(default_factory=set)
+    """adapters whose reload was asked for and not yet answered"""
     failed: dict[str, str] = field(default_factory=dict)
     """adapters of the board that do not fit the model that is loaded, and why"""
     hint: str = ""
@@ -66,6 +71,8 @@ class BenchState:
     events: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     last_eviction: LoggedEvent | None = None
     _last_line_of: tuple[type, object] = (type(None), "")
+    _contents: dict[str, set[str]] = field(default_factory=dict)
+    """adapter -> digests of every content that its name meant"""
     _used: set[str] = field(default_factory=set)
     """adapters whose use was said since the slots last changed"""
 
@@ -86,6 +93,15 @@ class BenchState:
 
     def version(self, request_id: int) -> Version | None:
         return next((v for v in reversed(self.versions()) if v.request_id == request_id), None)
+
+    @property
+    def reads_adapters(self) -> bool:
+        """Whether adapters are on their way from disk; Esc stops them."""
+        return bool(self.model and self.engine not in ("loading", "gone") and (self.wanted or self.reloading))
+
+    def contents(self, mix: p.Mix) -> dict[str, str]:
+        """Adapter -> digest of what its name means now."""
+        return {use.name: self.adapters[use.name].digest for use in mix if use.name in self.adapters}
 
     def view(self, name: str) -> p.AdapterView | None:
         return next((view for view in self.snapshot.adapters if view.info.name == name), None)
@@ -152,6 +168,8 @@ class BenchState:
 
     def _on_ModelLoaded(self, event: p.ModelLoaded) -> None:
         self.loading, self.engine = None, "idle"
+        self.reading = None
+        self.reloading.clear()
         self.snapshot = p.EngineSnapshot(model=event.model)
         self.adapters.clear()
         self.failed.clear()
@@ -181,6 +199,9 @@ class BenchState:
             after = f"after {counted(version.tokens, 'token')}; what it said is kept" if version.tokens else "before the first token"
             version.phase, version.note = "lost", f"the engine stopped {after}; Ctrl+R asks again"
         self.sent.clear()
+        if event.fatal:
+            self.reading = None
+            self.reloading.clear()
         if self.engine == "gone":
             return  # it said why before its process ended
         if event.fatal:
@@ -191,11 +212,54 @@ class BenchState:
             self.notice(f"{event.message}\nThe engine goes on; Ctrl+R asks again.", "error")
 
     # -- adapters and mix -----------------------------------------------------------------------
+    def _on_AdapterLoading(self, event: p.AdapterLoading) -> None:
+        self.reading = event
+
     def _on_AdapterLoaded(self, event: p.AdapterLoaded) -> None:
-        self.adapters[event.adapter.name] = event.adapter
+        self.reading = None
+        self._now_means(event.adapter)
         self.failed.pop(event.adapter.name, None)
         for note in event.adapter.notes:
             self.log(f"{event.adapter.name}: {note}", bad=True)
+
+    def _now_means(self, info: p.AdapterInfo) -> None:
+        """Replies made with an adapter's other contents say which, from the second content on."""
+        name = info.name
+        self.adapters[name] = info
+        self._contents.setdefault(name, set()).add(info.digest)
+        if self._is_ambiguous(name):
+            for version in self.versions():
+                if name in version.contents:
+                    version.ambiguous |= {name}
+
+    def _is_ambiguous(self, name: str) -> bool:
+        return len(self._contents.get(name, ())) > 1
+
+    def _made_with(self, version: Version, mix: p.Mix) -> None:
+        """`mix` acts on `version` from now on, with what its names mean now; names it had already keep what they meant."""
+        before = {use.name for use in version.mix_now} & version.contents.keys()
+        version.contents |= {name: digest for name, digest in self.contents(mix).items() if name not in before}
+        version.ambiguous = frozenset(name for name in version.contents if self._is_ambiguous(name))
+
+    def _on_AdapterReloaded(self, event: p.AdapterReloaded) -> None:
+        self.reading = None
+        self.reloading.discard(event.adapter.name)
+        self._now_means(event.adapter)
+        self.notice(reloaded_text(event))
+        if event.changes:
+            for note in event.adapter.notes:
+                self.log(f"{event.adapter.name}: {note}", bad=True)
+
+    def _on_ReloadFailed(self, event: p.ReloadFailed) -> None:
+        self.reading = None
+        self.reloading.discard(event.name)
+        self.notice(reload_failed_text(event), "info" if event.cancelled else "error")
+
+    def _on_AdapterFileChanged(self, event: p.AdapterFileChanged) -> None:
+        self.notice(file_text(event))
+
+    def _on_CheckpointAppeared(self, event: p.CheckpointAppeared) -> None:
+        self.notice(checkpoint_text(event))
 
     def _on_AdapterChanged(self, event: p.AdapterChanged) -> None:
         self.adapters[event.adapter.name] = event.adapter
@@ -204,16 +268,21 @@ class BenchState:
         self.adapters.pop(event.name, None)
 
     def _on_AdapterFailed(self, event: p.AdapterFailed) -> None:
+        self.reading = None
         if event.name in self.board:
             self.failed[event.name] = event.message
         name = event.name or (Path(event.path).name if event.path in event.message else event.path)
-        self.notice(f"adapter {name} was not loaded: {event.message}", "error")
+        if event.cancelled:
+            self.notice(f"adapter {name} was not loaded: stopped")
+        else:
+            self.notice(f"adapter {name} was not loaded: {event.message}", "error")
 
     def _on_MixSet(self, event: p.MixSet) -> None:
         self.held = next((board for mix, board in reversed(self.sent) if mix == event.mix), self.held)
         for request_id, token in event.at_token.items():
             version = self.version(request_id)
             if version and version.mix_now != event.mix:
+                self._made_with(version, event.mix)
                 version.splices.append(Splice(len(version.text), token, version.mix_now, event.mix))
                 version.activations = event.activations.get(request_id, ())
 
@@ -232,6 +301,7 @@ class BenchState:
         if version := self.version(event.request_id):
             version.phase, version.note = "running", ""
             version.prompt_tokens, version.activations = event.prompt_tokens, event.activations
+            self._made_with(version, version.mix_now)
 
     def _on_TextDelta(self, event: p.TextDelta) -> None:
         if version := self.version(event.request_id):

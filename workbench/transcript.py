@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..engine.protocol import Activation, Message, Mix, RequestStats, Sampling
+from .reload_text import SHOWN_DIGEST
 
 Phase = Literal["waiting", "queued", "running", "done", "failed", "lost"]
 
@@ -35,6 +36,10 @@ class Version:
     tokens: int = 0
     prompt_tokens: int = 0
     splices: list[Splice] = field(default_factory=list)
+    contents: dict[str, str] = field(default_factory=dict)
+    """adapter -> digest of the content that it was made with"""
+    ambiguous: frozenset[str] = frozenset()
+    """adapters of `contents` whose name meant several contents in this session"""
     activations: tuple[Activation, ...] = ()
     stats: RequestStats | None = None
     reason: str = ""
@@ -44,6 +49,11 @@ class Version:
     @property
     def active(self) -> bool:
         return self.phase in ("waiting", "queued", "running")
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """Short digests of the adapters whose names do not say which content it was."""
+        return {name: self.contents[name][:SHOWN_DIGEST] for name in self.ambiguous if name in self.contents}
 
     @property
     def mix_now(self) -> Mix:

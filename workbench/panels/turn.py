@@ -40,7 +40,7 @@ class TurnView(ItemView):
     async def _show(self) -> None:
         version = self._turn.version
         seen = (self._turn.shown, len(self._turn.versions), version.phase, len(version.text), version.tokens, len(version.splices),
-                version.note, version.activations)
+                version.note, version.activations, version.ambiguous)
         if seen == self._seen:
             return
         changed_version = self._seen[:1] != seen[:1]
@@ -56,9 +56,9 @@ class TurnView(ItemView):
 
     def _head(self) -> Content:
         turn, version = self._turn, self._turn.version
-        made_by = mix_text(version.mix)
+        made_by = mix_text(version.mix, version.marks)
         if version.splices:
-            made_by += f" → {mix_text(version.mix_now)}"
+            made_by += f" → {mix_text(version.mix_now, version.marks)}"
         if version.invoked:
             made_by = f"⚑ {made_by} was invoked on the chat; what it says is not part of it"
         count = f"   ◂ {turn.shown + 1}/{len(turn.versions)} ▸" if len(turn.versions) > 1 else ""
