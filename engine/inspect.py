@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .adapters.file import AdapterFile
-from .adapters.keys import pair_names
-from .adapters.open import open_adapter
-from .adapters.peft import CONFIG, PICKLE, SAFETENSORS
+from .adapters.open import is_adapter, open_adapter
 from .adapters.scales import effective_scales
 from .base_file import BaseFile, open_base
 from .models.facts import module_shapes
@@ -28,13 +26,7 @@ def inspect_path(path: str | Path) -> dict[str, Any]:
     refuse as far as headers tell it; whether an adapter fits a base is seen when both are loaded.
     """
     path = Path(path).expanduser()
-    return _adapter(open_adapter(path)) if _is_adapter(path) else _base(open_base(path))
-
-
-def _is_adapter(path: Path) -> bool:
-    if path.is_dir():
-        return any((path / name).exists() for name in (CONFIG, SAFETENSORS, PICKLE)) and not (path / "config.json").exists()
-    return path.name in (CONFIG, SAFETENSORS, PICKLE) or path.suffix in (".safetensors", ".bin") and (path.parent / CONFIG).exists()
+    return _adapter(open_adapter(path)) if is_adapter(path) else _base(open_base(path))
 
 
 def _base(base: BaseFile) -> dict[str, Any]:
@@ -61,20 +53,24 @@ def _adapter(file: AdapterFile) -> dict[str, Any]:
         "kind": "adapter", "name": file.default_name, "path": file.readable_path, "format": file.format, "file_bytes": file.weights_bytes,
         "base_model": settings.base_model, "rslora": settings.rslora, "r": settings.r, "lora_alpha": settings.alpha,
         "rank_pattern": dict(settings.rank_pattern), "alpha_pattern": dict(settings.alpha_pattern),
-        "invocation_tokens": list(settings.invocation), "notes": list(file.notes) + ([PICKLED] if file.entries is None else []),
+        "invocation_tokens": list(settings.invocation), "dora": settings.dora, "bias": settings.bias, "task": file.task,
+        "prompt_prefix": file.prompt_prefix, "card": dict(file.card), "metadata": dict(file.metadata),
+        "notes": list(file.notes) + ([PICKLED] if file.entries is None else []),
     }
-    return answer | (_tensors(file) if file.entries is not None else {})
+    return answer | (_tensors(file) if file.entries is not None and file.names is not None else {})
 
 
 def _tensors(file: AdapterFile) -> dict[str, Any]:
     """Facts that follow from the tensors' shapes. Raises AdapterError where they and the config disagree."""
-    entries = file.entries
-    pairs = {pair.path: pair for pair in pair_names(entries, file.weights_path)}
-    scales = effective_scales(file, pairs, {name: entry.shape for name, entry in entries.items()})
+    entries, names, shapes = file.entries, file.names, file.shapes
+    pairs = {pair.path: pair for pair in names.pairs}
+    scales = effective_scales(file, pairs, shapes)
     return {
-        "modules": len(pairs), "ranks": sorted({entries[pair.a].shape[0] for pair in pairs.values()}),
+        "modules": len(pairs), "ranks": sorted({shapes[pair.a][0] for pair in pairs.values()}),
         "effective_scales": sorted(set(scales.values())), "targets": dict(Counter(path.rsplit(".", 1)[-1] for path in pairs)),
-        "parameters": sum(entry.elements for entry in entries.values()),
+        "replaced": sorted(names.whole), "token_rows": {path: shapes[name][0] for path, name in names.rows.items() if shapes[name]},
+        "dora": any(pair.magnitude for pair in pairs.values()), "lora_bias": any(pair.bias for pair in pairs.values()),
+        "parameters": sum(entry.elements for entry in entries.values()), "tensors": len(entries),
         "dtypes": dict(Counter(entry.type for entry in entries.values())),
     }
 

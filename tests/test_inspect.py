@@ -59,7 +59,7 @@ def test_no_torch(tiny_gguf: Callable, adapter_folder: Callable) -> None:
 
 
 @pytest.mark.parametrize(("config", "words"), [
-    ({"r": 8}, "rank 8.*do not belong together"), ({"rank_pattern": {"v_proj": 2}}, "rank 2"), ({"bias": "all"}, "biases")])
+    ({"r": 8}, "rank 8.*do not belong together"), ({"rank_pattern": {"v_proj": 2}}, "rank 2"), ({"use_qalora": True}, "QA-LoRA")])
 def test_an_adapter_that_loading_would_refuse_is_refused(adapter_folder: Callable, config: dict, words: str) -> None:
     file = adapter_folder("x", ("q_proj", "v_proj"), r=4) / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config))

@@ -1,21 +1,21 @@
 """`adapter_config.json`, read and validated. No torch."""
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
 from ..weights.files import read_json_object, show
 from .errors import AdapterError
-from .fields import FIELDS, UNKNOWN, is_neutral
+from .fields import refusal, shown
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_RANK = 1 << 16
 MAX_INVOCATION = 1024
 """tokens; what is shown of an adapter holds them all"""
+MAX_TOKEN_ROWS = 1 << 20
 PEFT_DEFAULT = 8
 """what PEFT takes for r and lora_alpha when a config leaves them out"""
 
@@ -24,107 +24,155 @@ PEFT_DEFAULT = 8
 class LoraSettings:
     """The fields that we honour. `rank_pattern` and `alpha_pattern` keep the order of the file: the first match wins."""
 
-    r: int
-    alpha: float
-    rank_pattern: Mapping[str, int]
-    alpha_pattern: Mapping[str, float]
-    rslora: bool
-    targets: tuple[str, ...] | str
+    r: int | None
+    """None: the tensors alone say it"""
+    alpha: float | None
+    """None: the effective scale is `scale` whatever the rank"""
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    rslora: bool = False
+    scale: float = 1.0
+    dora: bool | None = False
+    """None: the tensors alone say it; likewise `lora_bias`"""
+    lora_bias: bool | None = False
+    bias: str = "none"
+    targets: tuple[str, ...] | str = ()
     """names, a regular expression or a shorthand such as "all-linear"; empty when not given"""
-    invocation: tuple[int, ...]
-    base_model: str
-    notes: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+    """target_parameters"""
+    saved: tuple[str, ...] = ()
+    """modules_to_save"""
+    token_rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """trainable_token_indices: the last part of a module's name -> token ids, in the order of its trained rows"""
+    replication: tuple[tuple[int, int], ...] = ()
+    tying: bool = False
+    """ensure_weight_tying"""
+    invocation: tuple[int, ...] = ()
+    base_model: str = ""
+    notes: tuple[str, ...] = ()
 
-    def scaling(self, alpha: float, rank: int) -> float:
+    def scaling(self, alpha: float | None, rank: int) -> float:
+        if alpha is None:
+            return self.scale
         return alpha / sqrt(rank) if self.rslora else alpha / rank
 
 
 def read_settings(path: Path) -> LoraSettings:
     """The settings in the config file `path`. Raises AdapterError, FormatError or OSError naming the field and its value."""
-    raw = read_json_object(path, MAX_CONFIG_BYTES)
+    return parse_settings(read_json_object(path, MAX_CONFIG_BYTES), path)
+
+
+def parse_settings(raw: Mapping[str, Any], path: Path) -> LoraSettings:
+    """The settings in the object `raw` of the file `path`. Raises AdapterError naming the field and its value."""
     _check_type(raw, path)
-    _refuse_what_is_not_honoured(raw, path)
-    notes = tuple(f"{field} is absent from the config: PEFT's default of {PEFT_DEFAULT} holds" for field in ("r", "lora_alpha")
-                  if field not in raw)
+    for name, value in raw.items():
+        if why := refusal(name, value):
+            raise AdapterError(f"{path}: {show(name)} is {shown(value)}: {why}; the adapter would not act as it was trained, "
+                               "so it is not loaded")
+    read = _Reader(raw, path)
+    notes = tuple(f"{name} is absent from the config: PEFT's default of {PEFT_DEFAULT} holds" for name in ("r", "lora_alpha")
+                  if name not in raw)
     return LoraSettings(
-        r=_rank(raw.get("r", PEFT_DEFAULT), "r", path),
-        alpha=_alpha(raw.get("lora_alpha", PEFT_DEFAULT), "lora_alpha", path),
-        rank_pattern={key: _rank(value, f"rank_pattern[{show(key)}]", path) for key, value in _object(raw, "rank_pattern", path).items()},
-        alpha_pattern={
-            key: _alpha(value, f"alpha_pattern[{show(key)}]", path) for key, value in _object(raw, "alpha_pattern", path).items()
-        },
-        rslora=_flag(raw, "use_rslora", path),
-        targets=_targets(raw, path),
-        invocation=_invocation(raw, path),
+        r=read.rank(raw.get("r", PEFT_DEFAULT), "r"),
+        alpha=read.alpha(raw.get("lora_alpha", PEFT_DEFAULT), "lora_alpha"),
+        rank_pattern={key: read.rank(value, f"rank_pattern[{show(key)}]") for key, value in read.object("rank_pattern").items()},
+        alpha_pattern={key: read.alpha(value, f"alpha_pattern[{show(key)}]") for key, value in read.object("alpha_pattern").items()},
+        rslora=read.flag("use_rslora"), dora=read.flag("use_dora"), lora_bias=read.flag("lora_bias"), tying=read.flag("ensure_weight_tying"),
+        bias=_bias(raw, path), targets=raw["target_modules"] if isinstance(raw.get("target_modules"), str) else read.names("target_modules"),
+        parameters=read.names("target_parameters"), saved=read.names("modules_to_save"),
+        token_rows=_token_rows(raw, path), replication=_replication(raw, path), invocation=_invocation(raw, path),
         base_model=raw["base_model_name_or_path"][:300] if isinstance(raw.get("base_model_name_or_path"), str) else "",
         notes=notes,
     )
 
 
+class _Reader:
+    """Typed look-ups in a config that nobody vouches for."""
+
+    def __init__(self, raw: Mapping[str, Any], path: Path) -> None:
+        self.raw, self.path = raw, path
+
+    def rank(self, value: Any, name: str) -> int:
+        if type(value) is not int or not 1 <= value <= MAX_RANK:
+            raise AdapterError(f"{self.path}: the rank {name} is {shown(value)}; a positive whole number up to {MAX_RANK:,} is expected")
+        return value
+
+    def alpha(self, value: Any, name: str) -> float:
+        # the bound keeps a whole number that no float holds out of isfinite
+        if type(value) not in (int, float) or not abs(value) < 1e30 or not isfinite(value):
+            raise AdapterError(f"{self.path}: the alpha {name} is {shown(value)}; a finite number is expected")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        value = self.raw.get(name)
+        if value is None or type(value) is bool:
+            return bool(value)
+        raise AdapterError(f"{self.path}: {name} is {shown(value)}; true or false is expected")
+
+    def object(self, name: str) -> Mapping[str, Any]:
+        value = self.raw.get(name)
+        if value is None or isinstance(value, dict):
+            return value or {}
+        raise AdapterError(f"{self.path}: {name} is {shown(value)}; an object from module patterns to numbers is expected")
+
+    def names(self, name: str) -> tuple[str, ...]:
+        value = self.raw.get(name)
+        if value is None:
+            return ()
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise AdapterError(f"{self.path}: {name} is {shown(value)}; a list of module names is expected")
+
+
 def _check_type(raw: Mapping[str, Any], path: Path) -> None:
-    kind = raw.get("peft_type")
-    if kind == "LORA":
-        return
-    if kind is None:
+    if raw.get("peft_type") is None:
         raise AdapterError(f"{path}: has no peft_type; a config written by PEFT is expected "
-                           "(adapters of MLX or other formats are not read yet)")
-    raise AdapterError(f"{path}: peft_type is {_shown(kind)}, not honoured yet; only LORA is")
+                           "(adapters of MLX or other formats are not read: save it in PEFT's format)")
 
 
-def _refuse_what_is_not_honoured(raw: Mapping[str, Any], path: Path) -> None:
-    for name, value in raw.items():
-        field = FIELDS.get(name, UNKNOWN)
-        if field.verdict == "neutral" and not is_neutral(field, value):
-            raise AdapterError(f"{path}: {show(name)} is {_shown(value)} ({field.meaning}), not honoured yet; "
-                               "the adapter would not act as it was trained, so it is not loaded")
-
-
-def _shown(value: Any) -> str:
-    """A value of the config as JSON, cut and made harmless."""
-    text = json.dumps(value)
-    return text if len(text) <= 80 else text[:80] + "…"
-
-
-def _rank(value: Any, name: str, path: Path) -> int:
-    if type(value) is not int or not 1 <= value <= MAX_RANK:
-        raise AdapterError(f"{path}: the rank {name} is {_shown(value)}; a positive whole number up to {MAX_RANK:,} is expected")
+def _bias(raw: Mapping[str, Any], path: Path) -> str:
+    value = raw.get("bias") or "none"
+    if value not in ("none", "all", "lora_only"):
+        raise AdapterError(f"{path}: bias is {shown(value)}; none, all or lora_only is expected")
     return value
 
 
-def _alpha(value: Any, name: str, path: Path) -> float:
-    # the bound keeps a whole number that no float holds out of isfinite
-    if type(value) not in (int, float) or not abs(value) < 1e30 or not isfinite(value):
-        raise AdapterError(f"{path}: the alpha {name} is {_shown(value)}; a finite number is expected")
-    return float(value)
+def _token_rows(raw: Mapping[str, Any], path: Path) -> dict[str, tuple[int, ...]]:
+    value = raw.get("trainable_token_indices")
+    by_layer = {"embed_tokens": value} if isinstance(value, list) else value
+    if not value:
+        return {}
+    if not isinstance(by_layer, dict) or not all(_ids(ids, MAX_TOKEN_ROWS) for ids in by_layer.values()):
+        raise AdapterError(f"{path}: trainable_token_indices is {shown(value)}; a list of different token ids, or an object from module "
+                           "names to such lists is expected")
+    rows = {name.rsplit(".", 1)[-1]: tuple(ids) for name, ids in by_layer.items()}
+    if len(rows) < len(by_layer):
+        raise AdapterError(f"{path}: trainable_token_indices is {shown(value)}; it names one module twice, it is ambiguous which ids hold")
+    return rows
 
 
-def _flag(raw: Mapping[str, Any], name: str, path: Path) -> bool:
-    value = raw.get(name)
-    if value is None or type(value) is bool:
-        return bool(value)
-    raise AdapterError(f"{path}: {name} is {_shown(value)}; true or false is expected")
+def _ids(value: Any, limit: int) -> bool:
+    return isinstance(value, list) and len(value) <= limit and all(type(item) is int and 0 <= item < 1 << 31 for item in value) \
+        and len(set(value)) == len(value)
 
 
-def _object(raw: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
-    value = raw.get(name)
-    if value is None or isinstance(value, dict):
-        return value or {}
-    raise AdapterError(f"{path}: {name} is {_shown(value)}; an object from module patterns to numbers is expected")
-
-
-def _targets(raw: Mapping[str, Any], path: Path) -> tuple[str, ...] | str:
-    value = raw.get("target_modules")
-    if value is None or isinstance(value, str):
-        return value or ()
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    raise AdapterError(f"{path}: target_modules is {_shown(value)}; a list of module names or a text is expected")
+def _replication(raw: Mapping[str, Any], path: Path) -> tuple[tuple[int, int], ...]:
+    value = raw.get("layer_replication") or []
+    if not isinstance(value, list) or not all(
+            isinstance(item, list) and len(item) == 2 and all(type(end) is int and 0 <= end < 1 << 20 for end in item) for item in value):
+        raise AdapterError(f"{path}: layer_replication is {shown(value)}; a list of [first, end] layers is expected")
+    return tuple((first, end) for first, end in value)
 
 
 def _invocation(raw: Mapping[str, Any], path: Path) -> tuple[int, ...]:
     value = raw.get("alora_invocation_tokens")
     if value is None:
         return ()
+    return check_invocation(value, f"{path}: alora_invocation_tokens")
+
+
+def check_invocation(value: Any, what: str) -> tuple[int, ...]:
+    """`value` as token ids of an aLoRA's invocation. Raises AdapterError that begins with `what` (file and field)."""
     if isinstance(value, list) and 1 <= len(value) <= MAX_INVOCATION and all(type(item) is int and item >= 0 for item in value):
         return tuple(value)
-    raise AdapterError(f"{path}: alora_invocation_tokens is {_shown(value)}; a list of 1 to {MAX_INVOCATION} token ids is expected")
+    raise AdapterError(f"{what} is {shown(value)}; a list of 1 to {MAX_INVOCATION} token ids is expected")

@@ -1,67 +1,93 @@
 """What a user should know of a loaded adapter: the facts, and the notes that keep it from being silent."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+
+from torch import Tensor
 
 from ..models.facts import ModelFacts
 from ..protocol import AdapterInfo
 from ..weights.files import show
 from .adapter import AdapterWeights, LoraPair, content_digest, layer_norms, target_counts
-
-if TYPE_CHECKING:
-    from .file import AdapterFile
-    from .keys import PairNames
-
+from .file import AdapterFile
+from .keys import TensorNames
+from .match import Places
 
 CHANGES_NOTHING = "changes nothing: every delta is zero (alpha 0, or weights as they were before training)"
 MOST_UNMATCHED = 100
 
 
 def describe(
-    file: AdapterFile, name: str, weights: AdapterWeights, unmatched: Sequence[str], pairs: Sequence[PairNames], facts: ModelFacts,
-    notes: Sequence[str],
+    file: AdapterFile, name: str, weights: AdapterWeights, places: Places, names: TensorNames, facts: ModelFacts, notes: Sequence[str],
 ) -> AdapterInfo:
     """All of AdapterInfo but the invocation as text, which needs the base's tokenizer; `notes` are added to those made here."""
-    settings, modules = file.settings, weights.modules
-    norms = layer_norms(modules, facts.layers)
-    dtypes = sorted({str(pair.a.dtype).removeprefix("torch.") for pair in modules.values()})
+    settings = file.settings
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in _tensors(weights)})
     return AdapterInfo(
         name=name,
         path=file.readable_path,
         format=file.format,
         digest=content_digest(weights, settings.invocation),
-        ranks=tuple(sorted({pair.rank for pair in modules.values()})),
-        effective_scales=tuple(sorted({pair.scaling for pair in modules.values()})),
-        matched=len(modules),
-        total=len(pairs),
-        targets=target_counts(modules),
+        ranks=tuple(sorted({pair.rank for pair in weights.pairs})),
+        effective_scales=tuple(sorted({pair.scaling for pair in weights.pairs})),
+        matched=len(places.pairs),
+        total=len(names.pairs),
+        targets=target_counts(weights.modules) | ({"embed_tokens": 1} if weights.embedding else {}),
         bytes=weights.nbytes,
         rslora=settings.rslora,
+        dora=any(pair.magnitude is not None for pair in weights.pairs),
         dtype="+".join(dtypes),
         base_model=settings.base_model,
         invocation_tokens=settings.invocation,
-        unmatched=tuple(show(path, 160) for path in unmatched[:MOST_UNMATCHED]),
-        norms=norms,
-        notes=(*file.notes, *notes, *_notes(file, modules, unmatched, pairs)),
+        unmatched=tuple(show(path, 160) for path in places.unmatched[:MOST_UNMATCHED]),
+        replaced=tuple(sorted(weights.replaced)),
+        token_rows={place: len(rows.ids) for place, rows in weights.rows.items()},
+        added_rows=max(weights.vocab_rows(facts.vocab) - facts.vocab, 0),
+        task=file.task, prompt_prefix=file.prompt_prefix, card=dict(file.card), metadata=dict(file.metadata),
+        norms=layer_norms(weights.modules, facts.layers),
+        notes=(*file.notes, *notes, *_notes(file, weights, places, names, facts)),
     )
 
 
-def _notes(file: AdapterFile, modules: Mapping[str, LoraPair], unmatched: Sequence[str], pairs: Sequence[PairNames]) -> list[str]:
+def _tensors(weights: AdapterWeights) -> list[Tensor]:
+    rows = [part.values for part in weights.rows.values()]
+    return [*(tensor for pair in weights.pairs for tensor in pair.tensors), *weights.replaced.values(), *rows]
+
+
+def _notes(file: AdapterFile, weights: AdapterWeights, places: Places, names: TensorNames, facts: ModelFacts) -> list[str]:
     notes = []
-    paths = [pair.path for pair in pairs]
-    if unmatched:
-        more = f" and {len(unmatched) - 3} more" if len(unmatched) > 3 else ""
-        notes.append(f"{len(unmatched)} of {len(paths)} modules are not in the base and do not act: "
-                     + ", ".join(show(path) for path in unmatched[:3]) + more)
-    if not any(pair.scaling and pair.b.any() and pair.a.any() for pair in modules.values()):
+    if places.unmatched:
+        more = f" and {len(places.unmatched) - 3} more" if len(places.unmatched) > 3 else ""
+        notes.append(f"{len(places.unmatched)} of {len(places.unmatched) + _matched(places)} modules are not in the base and do not act: "
+                     + ", ".join(show(path) for path in places.unmatched[:3]) + more)
+    if not weights.replaced and not weights.rows and not any(map(_acts, weights.pairs)):
         notes.append(CHANGES_NOTHING)
-    copies = [pair.path for pair in pairs if pair.copy]
+    notes += _whole_notes(file, weights, places, facts)
+    if isinstance(file.settings.targets, tuple) and file.settings.targets:
+        notes += _target_notes((*file.settings.targets, *file.settings.parameters), [pair.path for pair in names.pairs])
+    return notes
+
+
+def _matched(places: Places) -> int:
+    return len(places.pairs) + len(places.whole) + len(places.rows)
+
+
+def _acts(pair: LoraPair) -> bool:
+    if pair.magnitude is not None:
+        return True
+    return bool(pair.scaling) and bool(pair.a.any() and pair.b.any() or pair.bias is not None and pair.bias.any())
+
+
+def _whole_notes(file: AdapterFile, weights: AdapterWeights, places: Places, facts: ModelFacts) -> list[str]:
+    notes = []
+    copies = sorted({place for place, whole in places.whole.items() if whole.copy and not place.endswith(".bias")})
     if copies:
-        notes.append(f"holds a copy of the base's {', '.join(map(show, copies[:3]))}: not read, the loaded base's own is used")
-    targets = file.settings.targets
-    if isinstance(targets, tuple) and targets:
-        notes += _target_notes(targets, paths)
+        notes.append(f"holds its own copy of {' and '.join(copies)}: it stands in the place of the loaded base's")
+    if file.settings.bias != "none" and not any(place.endswith(".bias") for place in weights.replaced):
+        notes.append(f"bias is {file.settings.bias!r} but the file holds no biases: there are none to change")
+    added = weights.vocab_rows(facts.vocab) - facts.vocab
+    if added > 0 and weights.tokenizer_json is None:
+        notes.append(f"has rows for {added} tokens more than the base but no tokenizer.json that names them: they are never read from text")
     return notes
 
 
@@ -78,4 +104,4 @@ def _target_notes(targets: Sequence[str], paths: Sequence[str]) -> list[str]:
 
 
 def _is_target(path: str, target: str) -> bool:
-    return path == target or path.endswith("." + target)
+    return path == target or path.endswith("." + target) or f"{path}.weight".endswith("." + target)

@@ -1,74 +1,135 @@
 """Every field of a PEFT LoRA config and what we do with it: nothing in a config is ignored without a reason. No torch."""
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
+
+Verdict = Literal["honoured", "irrelevant", "refused"]
 
 
 class Field(NamedTuple):
-    """`verdict` "honoured": read and obeyed. "irrelevant": has no meaning once the adapter is trained. "neutral": must be null or
-    one of `neutral`, any other value is refused, because it changes what the adapter computes."""
+    """`verdict` "honoured": read and obeyed. "irrelevant": has no meaning once the adapter is trained. "refused": must be null or
+    one of `neutral`, because any other value changes what the adapter computes in a way that is not done here."""
 
-    verdict: Literal["honoured", "irrelevant", "neutral"]
+    verdict: Verdict
+    reason: str
+    """one clause: how it is obeyed, why it has no meaning, what another value would mean"""
     neutral: tuple[Any, ...] = ()
-    meaning: str = ""
-    """what another value would mean, for the refusal"""
 
 
-_HONOURED = Field("honoured")
-_IRRELEVANT = Field("irrelevant")
+class FieldVerdict(NamedTuple):
+    """A field as a config sets it. `value` is JSON, cut; untrusted, as is `name`."""
+
+    name: str
+    value: str
+    verdict: Verdict
+    reason: str
+
+
+_OF_INIT = "a parameter of the initialisation that init_lora_weights names"
+_TENSORS = "the file holds tensors for the modules it chose, and no others"
 
 FIELDS: dict[str, Field] = {
-    "peft_type": _HONOURED,
-    "r": _HONOURED,
-    "lora_alpha": _HONOURED,
-    "rank_pattern": _HONOURED,
-    "alpha_pattern": _HONOURED,
-    "use_rslora": _HONOURED,
-    "alora_invocation_tokens": _HONOURED,
-    "base_model_name_or_path": _HONOURED,
-    # where the adapter acts: the tensors in the file say it, so these can only disagree with them
-    "target_modules": _HONOURED,
-    "exclude_modules": _IRRELEVANT,
-    "layers_to_transform": _IRRELEVANT,
-    "layers_pattern": _IRRELEVANT,
-    # training, bookkeeping, how PEFT wraps the model
-    "task_type": _IRRELEVANT,
-    "auto_mapping": _IRRELEVANT,
-    "peft_version": _IRRELEVANT,
-    "revision": _IRRELEVANT,
-    "inference_mode": _IRRELEVANT,
-    "lora_dropout": _IRRELEVANT,
-    "megatron_core": _IRRELEVANT,
-    "qalora_group_size": _IRRELEVANT,
-    "runtime_config": _IRRELEVANT,
-    "velora_config": _IRRELEVANT,
-    # these change what is computed
-    "init_lora_weights": Field("neutral", (True, False, "gaussian", "orthogonal"), "an initialisation that may have changed the base too"),
-    "bias": Field("neutral", ("none",), "trained biases of the base"),
-    "lora_bias": Field("neutral", (False,), "a bias on lora_B"),
-    "fan_in_fan_out": Field("neutral", (False,), "transposed base weights"),
-    "modules_to_save": Field("neutral", ([],), "full copies of modules beside the low-rank deltas"),
-    "trainable_token_indices": Field("neutral", ([], {}), "trained rows of the embedding"),
-    "target_parameters": Field("neutral", ([],), "deltas on bare parameters (mixtures of experts)"),
-    "layer_replication": Field("neutral", ([],), "a stack with repeated layers"),
-    "use_dora": Field("neutral", (False,), "DoRA, a magnitude vector by module"),
-    "use_qalora": Field("neutral", (False,), "QA-LoRA, pooled inputs"),
-    "use_bdlora": Field("neutral", (False,), "block-diagonal LoRA"),
-    "ensure_weight_tying": Field("neutral", (False,), "a delta tied between embedding and lm_head"),
-    "loftq_config": Field("neutral", ({},), "LoftQ, a base changed by quantisation"),
-    "corda_config": Field("neutral", ({},), "CorDA, a base changed by the initialisation"),
-    "eva_config": Field("neutral", ({},), "EVA initialisation"),
-    "lora_ga_config": Field("neutral", ({},), "LoRA-GA, a base changed by the initialisation"),
-    "kasa_config": Field("neutral", ({},), "KaSA, a truncated base and a diagonal between A and B"),
-    "monteclora_config": Field("neutral", ({},), "sampled weights"),
-    "arrow_config": Field("neutral", ({},), "routing between adapters by token"),
-    "megatron_config": Field("neutral", ({},), "Megatron's parallel layers"),
+    "peft_type": Field("honoured", "LORA; another method is refused by its name"),
+    "r": Field("honoured", "the rank; the shapes of the tensors must agree"),
+    "lora_alpha": Field("honoured", "scaling is alpha / r"),
+    "rank_pattern": Field("honoured", "ranks by module, regular expressions as PEFT reads them: the first that matches"),
+    "alpha_pattern": Field("honoured", "alphas by module, as rank_pattern"),
+    "use_rslora": Field("honoured", "scaling is alpha / sqrt(r)"),
+    "use_dora": Field("honoured", "rows are brought to the lengths of the magnitude vectors, at any scale"),
+    "lora_bias": Field("honoured", "the bias of lora_B is added, scaled"),
+    "bias": Field("honoured", "trained biases in the file stand in the place of the base's"),
+    "modules_to_save": Field("honoured", "whole embed_tokens, lm_head and norms; a whole linear or another head is refused by its name"),
+    "trainable_token_indices": Field("honoured", "trained rows of embed_tokens and lm_head; a tied head gets those of the embedding"),
+    "target_parameters": Field("honoured", "the weight of a linear is as a target module; a mixture of experts is refused by its shape"),
+    "alora_invocation_tokens": Field("honoured", "acts from the first token of the last occurrence in the prompt"),
+    "target_modules": Field("honoured", f"a list, a regular expression or all-linear: {_TENSORS}"),
+    "exclude_modules": Field("honoured", _TENSORS),
+    "layers_to_transform": Field("honoured", _TENSORS),
+    "layers_pattern": Field("honoured", _TENSORS),
+    "layer_replication": Field("honoured", "accepted where it repeats no layer; a stack with repeated layers is another base, refused"),
+    "fan_in_fan_out": Field("honoured", "for transposed weights; PEFT itself sets it to false for the linears of these bases"),
+    "ensure_weight_tying": Field("honoured", "embedding and tied head change alike; the file holds both, or one that stands for both"),
+    "init_lora_weights": Field("honoured", "an initialisation that leaves the base as it is; one that changes the base is refused"),
+    "base_model_name_or_path": Field("honoured", "compared with the base and shown"),
+    "task_type": Field("irrelevant", "the trained tensors are the same for every task; a head for another task is refused by its name"),
+    "auto_mapping": Field("irrelevant", "how PEFT finds the class of the base"),
+    "peft_version": Field("irrelevant", "which PEFT saved the file"),
+    "revision": Field("irrelevant", "which revision of the base was fetched"),
+    "inference_mode": Field("irrelevant", "whether PEFT freezes the weights"),
+    "lora_dropout": Field("irrelevant", "acts in training alone"),
+    "megatron_core": Field("irrelevant", "a module's name, used with megatron_config alone"),
+    "qalora_group_size": Field("irrelevant", "used with use_qalora alone"),
+    "runtime_config": Field("irrelevant", "how PEFT runs, never saved by it"),
+    "velora_config": Field("irrelevant", "compresses what training keeps for the backward pass"),
+    "loftq_config": Field("irrelevant", _OF_INIT),
+    "corda_config": Field("irrelevant", _OF_INIT),
+    "eva_config": Field("irrelevant", _OF_INIT),
+    "lora_ga_config": Field("irrelevant", _OF_INIT),
+    "use_qalora": Field("refused", "QA-LoRA, pooled inputs", (False,)),
+    "use_bdlora": Field("refused", "block-diagonal LoRA", (False,)),
+    "kasa_config": Field("refused", "KaSA, a truncated base and a diagonal between A and B", ({},)),
+    "monteclora_config": Field("refused", "MonteCLoRA, sampled weights", ({},)),
+    "arrow_config": Field("refused", "Arrow, routing between adapters by token", ({},)),
+    "megatron_config": Field("refused", "Megatron's parallel layers", ({},)),
 }
 """the fields of peft.LoraConfig"""
 
-UNKNOWN = Field("neutral", (False, [], {}, ""), "a field that is not known here, perhaps of a newer PEFT")
+UNKNOWN = Field("refused", "a field that is not known here, perhaps of a newer PEFT", (False, [], {}, ""))
+
+_CHANGED_BASE = "which changes the base too: the file holds a part of what was trained; convert it with PEFT's save_pretrained(" \
+    "path_initial_model_for_weight_conversion=...)"
+_INITS: dict[str, str] = {
+    "gaussian": "", "orthogonal": "", "eva": "", "mica": "",
+    "pissa": f"PiSSA, {_CHANGED_BASE}", "olora": f"OLoRA, {_CHANGED_BASE}", "corda": f"CorDA, {_CHANGED_BASE}",
+    "lora_ga": f"LoRA-GA, {_CHANGED_BASE}",
+    "loftq": "LoftQ, whose low-rank part makes up for a base quantised in one way; on another base it would act otherwise than trained",
+}
+"""values of init_lora_weights -> why it is refused, "" for those whose file holds all that was trained"""
 
 
-def is_neutral(field: Field, value: Any) -> bool:
-    """Whether `value` leaves the meaning of the adapter as it is. Types count: the text "false" is not False."""
-    return value is None or any(type(value) is type(neutral) and value == neutral for neutral in field.neutral)
+def field_table() -> list[tuple[str, Verdict, str]]:
+    """(field, verdict, reason) of every field of peft.LoraConfig, for the documentation."""
+    return [(name, field.verdict, field.reason) for name, field in FIELDS.items()]
+
+
+def verdicts(config: Mapping[str, Any]) -> list[FieldVerdict]:
+    """What is done with each field of `config`, in its order; "refused" only where this value is."""
+    return [_verdict(name, value) for name, value in config.items()]
+
+
+def refusal(name: str, value: Any) -> str:
+    """Why `value` of the field `name` cannot be honoured; "" when it can, or leaves the adapter's meaning as it is."""
+    if name == "peft_type":
+        return "" if value == "LORA" else f"another method than LoRA: only LORA is read, not {shown(value)}"
+    if name == "init_lora_weights":
+        return _init_refusal(value)
+    field = FIELDS.get(name, UNKNOWN)
+    if field.verdict != "refused" or value is None:
+        return ""
+    # types count: the text "false" is not False
+    return "" if any(type(value) is type(neutral) and value == neutral for neutral in field.neutral) else field.reason
+
+
+def shown(value: Any) -> str:
+    """A value of a config as JSON, cut."""
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:80] + "…"
+
+
+def _verdict(name: str, value: Any) -> FieldVerdict:
+    why, field = refusal(name, value), FIELDS.get(name, UNKNOWN)
+    if why:
+        return FieldVerdict(name, shown(value), "refused", why)
+    if field.verdict == "refused":
+        return FieldVerdict(name, shown(value), "irrelevant", "this value leaves the adapter's meaning as it is")
+    return FieldVerdict(name, shown(value), field.verdict, field.reason)
+
+
+def _init_refusal(value: Any) -> str:
+    if value is None or type(value) is bool:
+        return ""
+    name = re.sub(r"_niter_\d+\Z", "", value).lower() if isinstance(value, str) else ""
+    return _INITS.get(name, "an initialisation that is not known here and may change the base")

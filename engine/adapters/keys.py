@@ -1,122 +1,126 @@
-"""Tensor names of adapter files: which module of the base each belongs to. No torch."""
+"""Tensor names of adapter files: what each tensor is, and of which module. No torch."""
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from ..weights.files import show
 from .errors import AdapterError
 
 PREFIX = "base_model.model."
-_COPY = ".base_layer.weight"
-_KEY = re.compile(r"(?P<path>.+)\.lora_(?P<half>[AB])(?:\.(?P<adapter>[^.]+))?\.weight", re.DOTALL)
-_OTHER_TOWER = re.compile(r"(?:^|\.)(?:vision|visual|audio|encoder|image)[^.]*\.")
-"""prefixes of the parts of a multimodal model that are not its language model"""
-_STRAY = (
-    ("lora_embedding_", "a LoRA on the embedding"),
-    ("lora_magnitude_vector", "the magnitude vector of DoRA"),
-    ("lora_B.bias", "a bias on lora_B (lora_bias)"),
-    ("embed_tokens", "a full copy of the embedding, perhaps with another vocabulary (modules_to_save)"),
-    ("lm_head", "a full copy of lm_head, perhaps with another vocabulary (modules_to_save)"),
-)
+Value = TypeVar("Value")
+
+_ADAPTER = r"(?:\.(?!weight\Z|bias\Z)[^.]+)?"
+"""the name that the adapter had in PEFT, where a file keeps it"""
+_ENDINGS = {
+    "lora_A": rf"lora_A{_ADAPTER}\.weight",
+    "lora_B": rf"lora_B{_ADAPTER}\.weight",
+    "lora_B.bias": rf"lora_B{_ADAPTER}\.bias",
+    "lora_embedding_A": rf"lora_embedding_A{_ADAPTER}",
+    "lora_embedding_B": rf"lora_embedding_B{_ADAPTER}",
+    "lora_magnitude_vector": rf"lora_magnitude_vector{_ADAPTER}(?:\.weight)?",
+    "rows": rf"token_adapter\.trainable_tokens_delta{_ADAPTER}",
+    "unused": r"original_module\.(?:weight|bias)",
+    "copy": r"(?:token_adapter\.)?base_layer\.(?P<end>weight|bias)",
+    "whole": rf"(?:modules_to_save{_ADAPTER}\.)?(?P<end>weight|bias)",
+}
+"""what follows the path of a module, by the kind of tensor; the first that fits"""
+_KINDS = tuple((kind, re.compile(rf"(?P<path>.+?)\.{ending}", re.DOTALL)) for kind, ending in _ENDINGS.items())
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""what torch.compile, FSDP and activation checkpointing leave in the names of what they wrap"""
 
 
 @dataclass(frozen=True, slots=True)
 class PairNames:
-    """The tensors of one module: `path` as PEFT named it (after `base_model.model.`), tensor names of A and B.
+    """The tensors of one LoRA: `path` of its module as PEFT named it (after `base_model.model.`), the names of A and B.
 
-    `copy` names a copy of the module's base weight that PEFT saved beside them (it does so for lm_head), "" mostly.
+    `bias` (of lora_B) and `magnitude` (DoRA) are "" where there is none. `embedding`: A [r, rows of the embedding], B [width, r].
     """
 
     path: str
     a: str
     b: str
-    copy: str = ""
+    bias: str = ""
+    magnitude: str = ""
+    embedding: bool = False
 
 
-def pair_names(names: Iterable[str], file: Path) -> list[PairNames]:
-    """The A/B pairs among the tensor names of `file`, by path.
+@dataclass(frozen=True, slots=True)
+class WholeName:
+    """A tensor that stands in the place of one of the base; `copy`: saved as the base had it when PEFT wrapped it."""
 
-    Raises AdapterError for a half without its other, a module named twice, and any tensor that is neither A nor B.
+    name: str
+    copy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """What the tensors of a file are. `whole` by the path of the tensor ("model.norm.weight"), `rows` by that of the module."""
+
+    pairs: tuple[PairNames, ...]
+    whole: Mapping[str, WholeName] = field(default_factory=dict)
+    rows: Mapping[str, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    """tensors that have no effect: what the base had where a whole tensor stands"""
+    turned: frozenset[str] = frozenset()
+    """names of the tensors that the file holds transposed"""
+
+
+def sort_names(names: Iterable[str], file: Path) -> TensorNames:
+    """The tensor names of a file that PEFT wrote, by what they are.
+
+    Raises AdapterError for half a pair, a module named twice, a tensor of another kind, and a file without any.
     """
-    halves: dict[str, dict[str, str]] = {}
-    copies: dict[str, str] = {}
+    parts: dict[str, dict[str, str]] = {}
+    whole: dict[str, WholeName] = {}
+    rows: dict[str, str] = {}
+    unused = []
     for name in sorted(names):
-        match = _KEY.fullmatch(name)
-        if match is None and name.endswith(_COPY):
-            copies[name.removesuffix(_COPY).removeprefix(PREFIX)] = name
-            continue
-        if match is None:
-            raise AdapterError(f"{file}: tensor {show(name, 160)} is {_what(name)}, not honoured yet; without it the adapter would act "
-                               "otherwise than trained, so it is not loaded")
-        found = halves.setdefault(match["path"].removeprefix(PREFIX), {})
-        if match["half"] in found:
-            raise AdapterError(f"{file}: tensors {show(found[match['half']], 160)} and {show(name, 160)} are the same half of one module; "
-                               "save one adapter to a file")
-        found[match["half"]] = name
-    if not halves:
-        raise AdapterError(f"{file}: holds no tensors; save the adapter again")
-    for path, found in halves.items():
-        if len(found) == 1:
-            half, name = next(iter(found.items()))
-            other = "B" if half == "A" else "A"
-            raise AdapterError(f"{file}: module {show(path, 160)} has {show(name, 160)} but lora_{other} of the pair is missing; "
-                               "the file is incomplete, save or download it again")
-    if alone := copies.keys() - halves.keys():
-        raise AdapterError(f"{file}: tensor {show(copies[min(alone)], 160)} is a full copy of a module without LoRA, not honoured yet")
-    return [PairNames(path, found["A"], found["B"], copies.get(path, "")) for path, found in halves.items()]
-
-
-def _what(name: str) -> str:
-    return next((what for part, what in _STRAY if part in name), "neither lora_A nor lora_B of a linear")
-
-
-def match_modules(
-    pairs: Iterable[PairNames], modules: Mapping[str, object], layers: int, file: Path,
-) -> tuple[dict[str, PairNames], list[str]]:
-    """Pairs by the canonical module of the base whose name ends their path, and the paths that end in none.
-
-    Raises AdapterError for two paths with one module, for a layer beyond the base's, and when nothing matches.
-    """
-    matched: dict[str, PairNames] = {}
-    unmatched: list[str] = []
-    kinds = {module.split(".", 2)[2] for module in modules if module.startswith("layers.")}
-    for pair in pairs:
-        module = _module_of(pair.path, modules)
-        if module is None:
-            _refuse_layer_beyond(pair.path, kinds, layers, file)
-            unmatched.append(pair.path)
-        elif module in matched:
-            raise AdapterError(f"{file}: {show(matched[module].path, 160)} and {show(pair.path, 160)} both name the module {module} "
-                               "of the base; it is ambiguous which to use")
+        kind, path, end = _parse(name, file)
+        if kind in ("copy", "whole"):
+            _put(whole, f"{path}.{end}", WholeName(name, kind == "copy"), name, file)
+        elif kind == "rows":
+            _put(rows, path, name, name, file)
+        elif kind == "unused":
+            unused.append(name)
         else:
-            matched[module] = pair
-    if not matched:
-        raise AdapterError(f"{file}: no module of it matches the base (0/{len(unmatched)}): the file has {_examples(unmatched)}, "
-                           f"the base has {_examples(modules)}; load the base that it was trained on")
-    return matched, unmatched
+            _put(parts.setdefault(path, {}), kind, name, name, file)
+    if not parts and not whole and not rows:
+        raise AdapterError(f"{file}: holds no tensors; save the adapter again")
+    return TensorNames(tuple(_pair(path, found, file) for path, found in parts.items()), whole, rows, tuple(unused))
 
 
-def _module_of(path: str, modules: Mapping[str, object]) -> str | None:
-    """The longest module name that is `path` or ends it after a dot; None also for the vision or audio part of a model."""
-    parts = path.split(".")
-    for start in range(len(parts) if len(parts) <= 64 else 0):
-        name = ".".join(parts[start:])
-        if name in modules:
-            return None if _OTHER_TOWER.search(".".join(parts[:start]) + ".") else name
-    return None
+def _parse(name: str, file: Path) -> tuple[str, str, str]:
+    """(kind, path of the module, "weight" or "bias" of whole tensors)"""
+    for kind, pattern in _KINDS:
+        if match := pattern.fullmatch(name):
+            path = _WRAPPERS.sub("", match["path"])
+            path = path.partition(PREFIX)[2] or path
+            return kind, path.removesuffix(".base_layer"), match.groupdict().get("end", "")
+    raise AdapterError(f"{file}: tensor {show(name, 160)} is neither lora_A nor lora_B of a module, nor any other that PEFT saves with a "
+                       "LoRA; without it the adapter would act otherwise than trained, so it is not loaded")
 
 
-def _refuse_layer_beyond(path: str, kinds: set[str], layers: int, file: Path) -> None:
-    found = re.search(r"(?:^|\.)layers\.(\d{1,9})\.(.+)\Z", path)
-    if found and found[2] in kinds and int(found[1]) >= layers and not _OTHER_TOWER.search(path[:found.start()] + "."):
-        raise AdapterError(f"{file}: has deltas for layers.{int(found[1])}, the base has layers.0 to layers.{layers - 1}; "
-                           "load the base that it was trained on")
+def _put(places: dict[str, Value], key: str, value: Value, name: str, file: Path) -> None:
+    if key in places:
+        other = places[key]
+        raise AdapterError(f"{file}: tensors {show(other.name if isinstance(other, WholeName) else other, 160)} and {show(name, 160)} are the "
+                           "same of one module; save one adapter to a file")
+    places[key] = value
 
 
-def _examples(names: Iterable[str]) -> str:
-    """A few names, the numbers of layers left out, for a message."""
-    kinds = list(dict.fromkeys(re.sub(r"\.\d+\.", ".N.", name) for name in names))
-    return ", ".join(show(kind, 80) for kind in kinds[:4]) + (f" and {len(kinds) - 4} more kinds" if len(kinds) > 4 else "")
+def _pair(path: str, found: Mapping[str, str], file: Path) -> PairNames:
+    embedding = "lora_embedding_A" in found or "lora_embedding_B" in found
+    a, b = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A", "lora_B")
+    for half, other in ((a, b), (b, a)):
+        if half not in found:
+            has = found.get(other) or next(iter(found.values()))
+            raise AdapterError(f"{file}: module {show(path, 160)} has {show(has, 160)} but {half} of the pair is missing; "
+                               "the file is incomplete, save or download it again")
+    if embedding and (mixed := found.keys() - {a, b, "lora_magnitude_vector"}):
+        raise AdapterError(f"{file}: module {show(path, 160)} has {show(found[min(mixed)], 160)} beside a LoRA of an embedding; "
+                           "it is ambiguous what the module is, save one adapter to a file")
+    return PairNames(path, found[a], found[b], found.get("lora_B.bias", ""), found.get("lora_magnitude_vector", ""), embedding)

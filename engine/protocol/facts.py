@@ -66,6 +66,21 @@ class AdapterInfo(Struct):
     invocation_tokens: tuple[int, ...] = ()
     unmatched: tuple[str, ...] = ()
     """the first of the modules of the file that have no place in the base, as the file names them"""
+    dora: bool = False
+    replaced: tuple[str, ...] = ()
+    """tensors of the base that whole tensors of the file stand for, by canonical name"""
+    token_rows: dict[str, int] = {}
+    """"embed_tokens.weight" / "lm_head.weight" -> how many of its rows were trained by themselves"""
+    added_rows: int = 0
+    """tokens that it adds to the base's vocabulary"""
+    task: str = ""
+    """what it is for, as its file says; as the next three untrusted and cut"""
+    prompt_prefix: str = ""
+    """what it expects before a prompt; offered, never applied unasked"""
+    card: dict[str, str] = {}
+    """of its model card: base_model, license, tags, ..."""
+    metadata: dict[str, str] = {}
+    """of its weights' file"""
     norms: tuple[float, ...] = ()
     """Frobenius norm of scale * B A summed in squares over the modules of a layer, by layer"""
     notes: tuple[str, ...] = ()

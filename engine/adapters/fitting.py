@@ -1,0 +1,98 @@
+"""Whether what an adapter file holds fits its config and the base: shapes, and nothing that is promised and missing. No torch."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..models.facts import ModelFacts, module_shapes, tensor_shapes
+from ..weights.files import show
+from .errors import AdapterError
+from .file import AdapterFile
+from .fused import other_shapes
+from .keys import PairNames
+from .match import TOKEN_MODULES, Places
+
+Shapes = Mapping[str, tuple[int, ...]]
+_LOAD_ITS_BASE = "load the base that it was trained on"
+
+
+def check_settings(file: AdapterFile, places: Places, facts: ModelFacts) -> None:
+    """Raises AdapterError where config and tensors contradict each other, or the config asks for another base."""
+    settings = file.settings
+    layers = [layer for first, end in settings.replication for layer in range(first, min(end, first + facts.layers + 1))]
+    if layers and layers != list(range(facts.layers)):
+        raise AdapterError(f"{file.config_path}: layer_replication is {list(map(list, settings.replication))}: it was trained on a stack with "
+                           f"repeated layers, not the {facts.layers} layers of this base; not loaded")
+    for pair in places.pairs.values():
+        _check_part(file, pair, "use_dora", settings.dora, pair.magnitude, "magnitude vector (lora_magnitude_vector)")
+        if not pair.embedding:
+            _check_part(file, pair, "lora_bias", settings.lora_bias, pair.bias, "bias of lora_B")
+    held = [path.rpartition(".")[0] for path in places.whole]
+    for name in settings.saved:
+        # PEFT takes every module whose name ends so
+        if not any(module.endswith(name) or name.endswith(module) for module in held):
+            raise AdapterError(f"{file.weights_path}: modules_to_save lists {show(name)}, which the file does not hold; it is incomplete, "
+                               "save or download it again")
+
+
+def vocabulary_rows(places: Places, shapes: Shapes, facts: ModelFacts) -> dict[str, int]:
+    """"embed_tokens" and "lm_head" -> rows that they have with this adapter."""
+    whole = {name: places.whole.get(f"{name}.weight") for name in TOKEN_MODULES}
+    return {name: shapes[found.name][0] if found else facts.vocab for name, found in whole.items()}
+
+
+def check_whole(file: AdapterFile, places: Places, shapes: Shapes, facts: ModelFacts) -> None:
+    """Raises AdapterError for a whole tensor that is not honoured or has another shape than the base's."""
+    expected = tensor_shapes(facts) | {"lm_head.weight": (facts.vocab, facts.hidden)}
+    linears = {f"{module}.weight" for module in module_shapes(facts)} - {"lm_head.weight"}
+    rows = set()
+    for place, whole in places.whole.items():
+        shape, base = shapes[whole.name], expected[place]
+        if place in linears:
+            raise AdapterError(f"{file.weights_path}: tensor {show(whole.name, 160)} is a whole linear (modules_to_save); whole embed_tokens, "
+                               "lm_head, norms and biases are honoured, so it is not loaded")
+        if place.removesuffix(".weight") in TOKEN_MODULES:
+            rows.add(shape[0] if shape else 0)
+            _check_vocabulary(file, whole.name, shape, base)
+        elif shape != base:
+            raise AdapterError(f"{file.weights_path}: tensor {show(whole.name, 160)} has shape {list(shape)}, in the base it has {list(base)} "
+                               f"(shape mismatch); {_LOAD_ITS_BASE}")
+    if len(rows) > 1:
+        raise AdapterError(f"{file.weights_path}: its embedding and its lm_head have {' and '.join(map(str, sorted(rows)))} rows; they are "
+                           "of two vocabularies, save the adapter again")
+
+
+def check_pairs(file: AdapterFile, places: Places, shapes: Shapes, vocab: Mapping[str, int], facts: ModelFacts) -> None:
+    """Raises AdapterError for a LoRA, its bias or its magnitude that is not of the base's shapes."""
+    expected = module_shapes(facts) | other_shapes(facts) | {"lm_head": (vocab["lm_head"], facts.hidden)}
+    for module, pair in places.pairs.items():
+        outputs, inputs = expected[module] if module in expected else (facts.hidden, vocab["embed_tokens"])
+        a, b = shapes[pair.a], shapes[pair.b]
+        if len(a) == len(b) == 2 and (b[0], a[1]) != (outputs, inputs):
+            raise AdapterError(f"{file.weights_path}: {show(pair.path, 160)} is for {a[1]} inputs and {b[0]} outputs, in the base that module "
+                               f"has {inputs} and {outputs} (shape mismatch); {_LOAD_ITS_BASE}")
+        for name in filter(None, (pair.bias, pair.magnitude)):
+            if shapes[name] != (outputs,):
+                raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} has shape {list(shapes[name])}, expected [{outputs}]; "
+                                   f"{_LOAD_ITS_BASE}")
+    for token in file.settings.invocation:
+        if token >= max(vocab.values()):
+            raise AdapterError(f"{file.config_path}: alora_invocation_tokens has the token {token}, the base's vocabulary ends "
+                               f"at {max(vocab.values()) - 1}; {_LOAD_ITS_BASE}")
+
+
+def _check_part(file: AdapterFile, pair: PairNames, field: str, wanted: bool | None, name: str, what: str) -> None:
+    if wanted and not name:
+        raise AdapterError(f"{file.weights_path}: {field} is true but {show(pair.path, 160)} has no {what}; the file is incomplete, save or "
+                           "download it again")
+    if wanted is False and name:
+        raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} is a {what}, but the config does not set {field}; it is not known "
+                           "which is right, set it in the config or save the adapter again")
+
+
+def _check_vocabulary(file: AdapterFile, name: str, shape: tuple[int, ...], base: tuple[int, ...]) -> None:
+    if len(shape) != 2 or shape[1] != base[1]:
+        raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} has shape {list(shape)}, in the base it has {list(base)} "
+                           f"(shape mismatch); {_LOAD_ITS_BASE}")
+    if shape[0] < base[0]:
+        raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} has {shape[0]} rows, fewer than the {base[0]} tokens of the base's "
+                           f"vocabulary; {_LOAD_ITS_BASE}, with the vocabulary that it had then")
