@@ -38,7 +38,7 @@ def older_tokenizer(folder: Path, settings: dict[str, Any], vocab: int) -> Older
             raise FormatError(f"{folder}: has no tokenizer.json, which is needed; convert the tokenizer with transformers "
                               "(AutoTokenizer.from_pretrained(...).save_pretrained(...)) or use a GGUF of the model")
         metadata = _vocab_and_merges(folder, pre, vocab)
-    return _with_added(path, metadata, _added(folder, settings, vocab))
+    return _with_added(path, metadata, listed_tokens(folder, settings, vocab)[1])
 
 
 def _vocab_and_merges(folder: Path, pre: str, vocab: int) -> dict[str, Any]:
@@ -55,8 +55,8 @@ def _vocab_and_merges(folder: Path, pre: str, vocab: int) -> dict[str, Any]:
     }
 
 
-def _added(folder: Path, settings: dict[str, Any], vocab: int) -> dict[int, dict[str, Any]]:
-    """id -> token as tokenizer_config.json has it; added_tokens.json names those of the oldest folders."""
+def listed_tokens(folder: Path, settings: dict[str, Any], vocab: int) -> tuple[Path, dict[int, dict[str, Any]]]:
+    """The file and its added tokens, id -> token as tokenizer_config.json has it; added_tokens.json names those of the oldest folders."""
     path = folder / "tokenizer_config.json"
     listed = settings.get("added_tokens_decoder")
     if isinstance(listed, dict):
@@ -69,7 +69,7 @@ def _added(folder: Path, settings: dict[str, Any], vocab: int) -> dict[int, dict
         if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not token["content"]:
             raise FormatError(f"{path}: the added token {number} has no content; download the file again")
         _id(number, token["content"], vocab, path)
-    return tokens
+    return path, tokens
 
 
 def _with_added(path: Path, metadata: dict[str, Any], added: dict[int, dict[str, Any]]) -> OlderTokenizer:

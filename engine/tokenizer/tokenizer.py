@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Fast
 
 from ..base_parts import BaseFile
@@ -37,6 +39,8 @@ class Tokenizer:
         self.model_vocab = base.facts.vocab
         self.special_texts = dict(source.texts)
         """bos_token, eos_token, ... as chat templates name them"""
+        self._moved: dict[int, int] = {}
+        """id that the library gave an added token -> its id"""
         self._read_vocabulary(base)
         self.add_bos = self._adds_bos(base) if source.add_bos is None else source.add_bos
 
@@ -63,7 +67,7 @@ class Tokenizer:
         self._decoding = decoding_of(self._fast, self.path)
 
     def _read_added(self) -> None:
-        added = self._fast.get_added_tokens_decoder()
+        added = {self._moved.get(i, i): token for i, token in sorted(self._fast.get_added_tokens_decoder().items())}
         self._added = {number: token.content for number, token in added.items()}
         self.special = SpecialTokens({token.content: number for number, token in added.items() if token.special})
         """the tokens that are parsed only when asked for"""
@@ -85,7 +89,8 @@ class Tokenizer:
         """
         self._fast.encode_special_tokens = not special
         with library(self.path, "its tokenizer fails on this text"):
-            return self._fast.encode(text.encode("utf-8", "replace").decode("utf-8"), add_special_tokens=False).ids
+            ids = self._fast.encode(text.encode("utf-8", "replace").decode("utf-8"), add_special_tokens=False).ids
+        return [self._moved.get(i, i) for i in ids] if self._moved else ids
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD. `special`: special tokens are spelled out, else they give nothing."""
@@ -109,6 +114,46 @@ class Tokenizer:
     def strip_first(self, data: bytes) -> bytes:
         """A text's bytes without the space that the decoder takes from its beginning."""
         return data[1:] if self._decoding.strips_space and data.startswith(b" ") else data
+
+    def id_of(self, text: str) -> int | None:
+        """The id of the token that the vocabulary spells so."""
+        return self._moved.get(found, found) if (found := self._fast.token_to_id(text)) is not None else None
+
+    def with_added(self, tokens: Mapping[str, tuple[int, bool]], end_tokens: Sequence[int] = (),
+                   special_texts: Mapping[str, str] | None = None) -> Tokenizer:
+        """This tokenizer with more tokens, spelling -> (id, special); itself when nothing is added.
+
+        Ids of all other text stay; ids may leave gaps, and may be those of tokens that text can no longer mean.
+        `end_tokens` end a reply too, `special_texts` take the place of the base's by name.
+        """
+        if not tokens and not end_tokens and not special_texts:
+            return self
+        other = copy(self)
+        other.end_tokens = tuple(sorted({*self.end_tokens, *end_tokens}))
+        other.special_texts = {**self.special_texts, **(special_texts or {})}
+        if tokens:
+            other._add(tokens)
+        return other
+
+    def _add(self, tokens: Mapping[str, tuple[int, bool]]) -> None:
+        with library(self.path, "its tokens cannot be added to"):
+            fast = Fast.from_str(self._fast.to_str())
+            for wanted in (True, False):
+                new = [AddedToken(text, normalized=False, special=special) for text, (_, special) in tokens.items() if special == wanted]
+                fast.add_special_tokens(new) if wanted else fast.add_tokens(new)
+        given = {text: fast.token_to_id(text) for text in tokens}
+        taken = next((text for text, number in given.items() if self._known(number) and number != tokens[text][0]), None)
+        if taken is not None:
+            raise FormatError(f"{self.path}: the added token {show(taken)} cannot be told from token {given[taken]:,} of the base")
+        check_bounds(fast, self.path)
+        self._fast = fast
+        self._moved = {**self._moved, **{number: tokens[text][0] for text, number in given.items()}}
+        self.vocab_size = max(self.vocab_size, *(number + 1 for number, _ in tokens.values()))
+        self.model_vocab = max(self.model_vocab, self.vocab_size)
+        self._texts = self._texts + [None] * (self.vocab_size - len(self._texts))
+        for text, (number, _) in tokens.items():
+            self._texts[number] = text
+        self._read_added()
 
     def _known(self, number: int) -> bool:
         return 0 <= number < self.vocab_size and self._texts[number] is not None
