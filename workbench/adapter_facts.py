@@ -4,6 +4,7 @@ from __future__ import annotations
 from ..engine.protocol import AdapterInfo
 from .charts import folded, sparkline
 from .mixboard import scale_text
+from .reload_text import file_line
 from .state import BenchState
 from .text import clean_line, size_text
 
@@ -24,6 +25,8 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
         f"{size_text(info.bytes)} · sha {clean_line(info.digest[:12])}",
         clean_line(f"for {info.base_model}", width) if info.base_model else "does not say for which base",
     ]
+    if view and view.file:
+        lines.insert(1, file_line(view.file))
     if info.invocation:  # high up: without it the adapter seems to do nothing
         ids = " ".join(map(str, info.invocation_tokens[:12]))
         lines[2:2] = ["acts only after its invocation: v invokes it on this chat, f changes it",

@@ -178,8 +178,7 @@ class BenchApp(App[None]):
             said = "copied"
         elif self.control.stop():
             said = "Ctrl+C stopped the reply; Ctrl+Q leaves"
-        elif self.state.engine == "loading":
-            self.control.cancel_load()
+        elif self.control.cancel_load():
             said = "Ctrl+C stopped the load; Ctrl+Q leaves"
         else:
             said = "Ctrl+C copies selected text and stops replies; Ctrl+Q leaves"

@@ -63,6 +63,24 @@ def _seed(control: Control, value: str) -> str:
     return _set(control, f"seed {value}")
 
 
+def _load(control: Control, text: str) -> str:
+    if problem := control.add_paths(text):
+        raise ValueError(problem)
+    return f"to be loaded: {text}"
+
+
+def _reload(control: Control, name: str) -> str:
+    changed = [view.info.name for view in control.state.snapshot.adapters if view.file == "changed"]
+    names = [name] if name else changed
+    if not names:
+        raise ValueError("/reload takes the name of an adapter; alone it reads those again whose files changed, and none did")
+    if name and name not in control.state.board:
+        raise ValueError(f"{name} is no adapter of the list; there are {', '.join(control.state.board.names) or 'none'}")
+    for wanted in names:
+        control.reload(wanted)
+    return f"to be read again: {', '.join(names)}"
+
+
 def _clear(control: Control, _: str) -> str:
     control.new_chat()
     return "the chat is empty; adapters and mix stay"
@@ -97,6 +115,8 @@ COMMANDS: dict[str, tuple[str, Run]] = {
     "system": ("TEXT — the system message of the next turns; alone: none", _system),
     "set": ("NAME VALUE — temperature top_k top_p min_p repetition_penalty seed max_tokens stop; alone: show all", _set),
     "seed": ("NUMBER — the seed of the next reply", _seed),
+    "load": ("PATH — add adapters: a folder, a file, or a sample's name", _load),
+    "reload": ("NAME — read the adapter's file again; alone: all whose files changed", _reload),
     "clear": ("— empty the chat", _clear),
     "help": ("— this list and the settings", _help),
 }

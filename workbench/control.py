@@ -6,8 +6,10 @@ from dataclasses import replace
 from msgspec.structs import replace as changed
 
 from ..engine import protocol as p
+from ..sample_adapters import sample_adapters
 from .backends.backend import Backend
 from .mixboard import Setting
+from .paste import adapters_in, pasted_paths
 from .state import BenchState, StartAdapter
 from .transcript import Notice, Turn, Version, history_of
 
@@ -65,8 +67,12 @@ class Control:
         self.state.engine, self.state.loading = "loading", None
         self._backend.send(load)
 
-    def cancel_load(self) -> None:
-        self._backend.send(p.CancelLoad())
+    def cancel_load(self) -> bool:
+        """Stop what is being loaded, a base or adapters; False when nothing is."""
+        loads = self.state.engine == "loading" or self.state.reads_adapters
+        if loads:
+            self._backend.send(p.CancelLoad())
+        return loads
 
     def restart(self) -> None:
         """A new engine with the same model, adapters, pins, invocations and mix. Raises OSError when none can be started."""
@@ -84,6 +90,25 @@ class Control:
     def add_adapter(self, adapter: StartAdapter) -> None:
         self.state.wanted.append(adapter)
         self._backend.send(p.LoadAdapter(adapter.path, adapter.name))
+
+    def add_paths(self, text: str) -> str:
+        """Ask for the adapters at the paths in `text`, or the sample of that name; a sentence when one is not there."""
+        sample = dict(sample_adapters()).get(text.strip())
+        paths, problem = ([sample], "") if sample else pasted_paths(text)
+        found = [path for folder in paths for path in adapters_in(folder)]
+        for path in found:  # one is there to be heard; many are there to choose from
+            self.add_adapter(StartAdapter(str(path), on=len(found) == 1))
+        return problem
+
+    def reload(self, name: str) -> None:
+        """Have its file read again; what did not fit the base before is tried again."""
+        if self.state.engine == "gone":
+            self.state.hint = "the engine is gone: Ctrl+E starts it again"
+        elif name in self.state.adapters:
+            self.state.reloading.add(name)
+            self._backend.send(p.ReloadAdapter(name))
+        elif name in self._paths:
+            self.add_adapter(StartAdapter(self._paths[name], name))
 
     def unload(self, name: str) -> None:
         if name in self.state.adapters:
@@ -150,7 +175,7 @@ class Control:
             sampling = self.sampling if self.sampling.temperature == 0 else changed(self.sampling, seed=last.sampling.seed + 1)
             again = replace(self._version(last.history, sampling), opening=last.opening, invoked=last.invoked)
             again.mix = last.mix if last.invoked else again.mix
-            if sampling.temperature == 0 and _same(again, last):
+            if sampling.temperature == 0 and _same(again, last) and self.state.contents(again.mix) == last.contents:
                 self.state.hint = "greedy decoding gives the same reply for the same mix: change the mix, or sample: /set temperature 0.7"
                 return False
             turn.add(again)

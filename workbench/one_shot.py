@@ -112,6 +112,8 @@ class _Conversation:
         self._backend.send(p.LoadAdapter(argument.path, argument.name))
         for event in self._events():
             match event:
+                case p.AdapterLoading():
+                    self._progress.show(output.progress_text("adapter", argument.name or argument.path, event.done, event.total))
                 case p.AdapterFailed():
                     raise Stopped(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else exit_codes.INCOMPATIBLE)
                 case p.AdapterLoaded():

@@ -18,7 +18,7 @@ def file_text(event: AdapterFileChanged) -> str:
             return f"{event.name}: its file is again what was read"
 
 
-def file_line(name: str, state: str) -> str:
+def file_line(state: str) -> str:
     """For the details of an adapter whose file is not what was read any more."""
     return {
         "changed": f"{FILE_MARKS['changed']} its file changed on disk since it was read; replies use what was read. R reads it again",

@@ -7,17 +7,15 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Static
 
-from ...sample_adapters import sample_adapters
 from ..adapter_facts import fact_lines
 from ..arguments import escape, unescape
 from ..control import Control
 from ..keys import bindings
 from ..mixboard import parse_scale, scale_text
-from ..paste import adapters_in, pasted_paths
-from ..state import StartAdapter
 from ..text import clean_line
 from ..widgets.adapter_list import AdapterList
 from ..widgets.ask import Ask
+from ..widgets.load_progress import reading_text
 from ..widgets.scale_bar import on_grid
 from .engine import Panel, title
 
@@ -46,10 +44,12 @@ class AdaptersPanel(Vertical):
         super().__init__(id="adapters")
         self._control = control
         self._sure = ""
+        self._reading = ""
 
     def compose(self) -> ComposeResult:
         yield Static("", id="adapters-title", markup=False)
         yield AdapterList()
+        yield Static("", id="adapters-reading", markup=False)
         yield Ask()
         yield Details("details")
 
@@ -58,16 +58,27 @@ class AdaptersPanel(Vertical):
         on_now, total = len(state.mix()), len(state.board.names)
         board = state.board.now
         count = "BYPASSED: base only" if board.bypass else f"solo: {board.solo}" if board.solo else f"{on_now} on / {total}"
-        reading = f"reading {len(state.wanted)}" if state.wanted and state.model else ""
+        coming = len(state.wanted) + len(state.reloading)
+        reading = f"reading {coming}" if coming and state.model else ""
         facts = "  ".join(filter(None, (count, reading)))
         self.query_one("#adapters-title", Static).update(title("ADAPTERS", clean_line(facts)), layout=False)
         self.query_one(AdapterList).show(state)
+        self._show_reading()
         self._show_details()
 
     @on(AdapterList.Moved)
     def _moved(self) -> None:
         self._sure = ""
         self._show_details()
+
+    def _show_reading(self) -> None:
+        """How far a large adapter is, under the list."""
+        event, shown = self._control.state.reading, self.query_one("#adapters-reading", Static)
+        text = reading_text(event, self.size.width - 2) if event else ""
+        if text != self._reading:
+            self._reading = text
+            shown.display = bool(text)
+            shown.update(text)
 
     def _show_details(self) -> None:
         self.query_one(Details).show(self._control, self.name_here)
@@ -141,16 +152,16 @@ class AdaptersPanel(Vertical):
 
     def add_paths(self, text: str) -> str | None:
         """Ask the engine for the adapters at these paths; a sentence when one is not there."""
-        sample = dict(sample_adapters()).get(text.strip())
-        paths, problem = ([sample], "") if sample else pasted_paths(text)
-        if problem:
+        if problem := self._control.add_paths(text):
             return problem
-        found = [path for folder in paths for path in adapters_in(folder)]
-        for path in found:  # one is there to be heard; many are there to choose from
-            self._control.add_adapter(StartAdapter(str(path), on=len(found) == 1))
         self.query_one(AdapterList).follow_new()
         self.post_message(self.Changed())
         return None
+
+    def action_reload(self) -> None:
+        if (name := self.name_here) is not None:
+            self._control.reload(name)
+            self.post_message(self.Changed())
 
     def action_unload(self) -> None:
         name = self.name_here

@@ -122,7 +122,8 @@ class BenchScreen(Screen):
 
     def _show_busy(self) -> None:
         """What Esc does, in the footer."""
-        busy = bool(self.control.state.running) or self.control.state.engine == "loading"
+        state = self.control.state
+        busy = bool(state.running) or state.engine == "loading" or state.reads_adapters
         if busy != self._busy:
             self._busy = busy
             self._ended_at = 0.0 if busy else monotonic()
@@ -199,12 +200,12 @@ class BenchScreen(Screen):
         if action == "pane":
             return True
         state = self.control.state
-        stops = bool(state.running) or state.engine == "loading" or monotonic() - self._ended_at < JUST_ENDED_S
+        stops = bool(state.running) or state.engine == "loading" or state.reads_adapters or monotonic() - self._ended_at < JUST_ENDED_S
         in_prompt = isinstance(self.focused, Prompt)
         return {"stop": stops, "focus_adapters": not stops and in_prompt}.get(action, not stops and not in_prompt)
 
     def action_stop(self) -> None:
-        if not self.control.stop() and self.control.state.engine == "loading":
+        if not self.control.stop():
             self.control.cancel_load()
 
     async def action_regenerate(self) -> None:

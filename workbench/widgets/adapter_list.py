@@ -12,7 +12,9 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from ...engine.protocol import AdapterLoading
 from ..mixboard import scale_text
+from ..reload_text import FILE_MARKS
 from ..state import BenchState
 from ..text import clean_line, counted
 from . import scale_bar
@@ -41,18 +43,25 @@ def rows_of(state: BenchState) -> list[Row]:
 
 def _row(state: BenchState, name: str) -> Row:
     setting, view = state.board[name], state.view(name)
-    if name in state.failed:
+    if name in state.reloading:
+        place = _share(state.reading) if state.reading and state.reading.name == name else "…"
+    elif name in state.failed:
         place = "✗"
     elif view:
         place = f"G{view.slot}" if view.tier == "slot" else view.tier
     else:
         place = "–" if state.engine == "gone" else "host" if name in state.adapters else "…"
     info = state.adapters.get(name)
-    flags = "⚑" if info and info.invocation else ""
+    flags = FILE_MARKS.get(view.file, "") if view else ""
+    flags += "⚑" if info and info.invocation else ""
     flags += "▪" if view and view.pinned else ""
     flags += "!" if info and info.notes else ""
     flags += "S" if state.board.now.solo == name else ""
     return Row(name, setting.on, state.board.acts(name) and name in state.adapters, setting.scale, place, flags)
+
+
+def _share(reading: AdapterLoading) -> str:
+    return f"{reading.done / reading.total:.0%}" if reading.total > 0 else "…"
 
 
 class AdapterList(ScrollView, can_focus=True):

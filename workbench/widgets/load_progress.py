@@ -1,9 +1,19 @@
-"""How far a model's load is, in two lines of text."""
+"""How far a load is, in two lines of text."""
 from __future__ import annotations
 
-from ...engine.protocol import ModelLoading
+from pathlib import PurePath
+
+from ...engine.protocol import AdapterLoading, ModelLoading
 from ..charts import gauge
 from ..text import clean_line, size_text
+
+
+def reading_text(event: AdapterLoading, width: int) -> str:
+    """`pirate ▰▰▱▱ 41 %` and `0.8 of 2.0 GiB · Esc stops it`."""
+    name = clean_line(event.name or PurePath(event.path).name or event.path, max(width - 15, 8))
+    share = min(max(event.done / event.total, 0.0), 1.0) if event.total > 0 else 0.0
+    bar = gauge(share, min(20, max(4, width - len(name) - 7)))
+    return f"{name} {bar} {share:4.0%}\n{size_text(event.done)} of {size_text(event.total)} · Esc stops it"
 
 
 def progress_text(event: ModelLoading, width: int) -> str:
