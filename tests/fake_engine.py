@@ -34,6 +34,18 @@ def step(number: int, ms: float = 42.0) -> p.StepFinished:
     return p.StepFinished(number, 0, 1, 1, 2, 16, ms, {op: ms * share for op, share in shares.items()})
 
 
+def report(info: p.AdapterInfo, effect: bool, **fields) -> p.CheckReport:
+    facts = dict(
+        path=info.path, name=info.name, model="SmolLM2-135M-Instruct", info=info, modules=("layers.0.self_attn.q_proj",),
+        findings=(p.Finding("warning", "it was trained on another base: the shapes fit, the names differ"),),
+        fields=(p.FieldVerdict("r", "16", "honoured", "the rank"), p.FieldVerdict("bias", '"none"', "honoured", "biases"),
+                p.FieldVerdict("task_type", '"CAUSAL_LM"', "irrelevant", "the trained tensors are the same for every task")),
+        tensors=420, dtypes={"F32": 420}, scales=(p.ScaleGroup(2.0, {"q_proj": 30, "v_proj": 30}),),
+        deltas=tuple(p.DeltaNorm(f"layer {i}", float(1 + i % 7), 150.0) for i in range(30)),
+        effect=(p.PromptEffect("chat", 77, 37, 1.501, "I", "Arr"), p.PromptEffect("code", 85, 0, 0.0)) if effect else ())
+    return p.CheckReport(**{**facts, **fields})
+
+
 class FakeEngine:
     """A Backend whose events the test sends. With `answers` it also behaves: loads, streams one reply, sets mixes."""
 
@@ -105,6 +117,10 @@ class FakeEngine:
         info = adapter(command.name, invocation=command.text, invocation_tokens=tuple(range(len(command.text.split()))))
         self.adapters[command.name] = info
         self.emit(p.AdapterChanged(info), self.snapshot())
+
+    def _do_CheckAdapter(self, command: p.CheckAdapter) -> None:
+        self.emit(p.CheckProgress(command.name, "measures layer 0"),
+                  p.CheckFinished(command.name, report(self.adapters[command.name], command.effect)))
 
     def _do_SetMix(self, command: p.SetMix) -> None:
         old, self.mix = {use.name for use in self.mix}, command.mix

@@ -20,6 +20,7 @@ from .backends.backend import Backend
 from .control import Control
 from .keys import KEYS, PANE_TITLES, bindings
 from .screens.bench import BenchScreen
+from .screens.details import DetailsScreen
 from .screens.engine import EngineScreen
 from .state import BenchState, StartAdapter
 from .text import clean
@@ -109,7 +110,7 @@ class BenchApp(App[None]):
     async def _show_part(self, part: int) -> None:
         """Draw the chat (0) or the rest (1): apart, so that a key waits for one of them at most."""
         top = self._top()
-        if isinstance(top, EngineScreen):
+        if isinstance(top, EngineScreen | DetailsScreen):
             await top.show()
         elif isinstance(top, BenchScreen):
             await (top.show_rest() if part else top.show_chat())
@@ -121,7 +122,7 @@ class BenchApp(App[None]):
     async def show(self) -> None:
         """Bring the screen on top to the store."""
         top = self._top()
-        if isinstance(top, BenchScreen | EngineScreen):
+        if isinstance(top, BenchScreen | EngineScreen | DetailsScreen):
             await top.show()
 
     def _forward(self, event: ModelLoading | ModelLoaded | ModelFailed) -> None:

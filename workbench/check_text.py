@@ -121,7 +121,11 @@ def _deltas(deltas: Sequence[DeltaNorm], width: int) -> tuple[str, ...]:
 
 
 def _cell(delta: DeltaNorm, top: float, label: int) -> str:
-    return f"{clean_line(delta.place, label):<{label}} {delta.share:>8.2%} {hbar(delta.share / top if top else 0.0, 7)}"
+    return f"{clean_line(delta.place, label):<{label}} {_share(delta.share):>8} {hbar(delta.share / top if top else 0.0, 7)}"
+
+
+def _share(share: float) -> str:
+    return f"{share:.2%}" if share >= 0.0001 or share == 0 else f"{share:.0e}"
 
 
 def _fields(fields: Sequence[FieldVerdict], width: int) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from msgspec.structs import replace as changed
 from ..engine import protocol as p
 from ..sample_adapters import sample_adapters
 from .backends.backend import Backend
+from .checks import AdapterChecks
 from .mixboard import Setting
 from .paste import adapters_in, pasted_paths
 from .state import BenchState, StartAdapter
@@ -27,6 +28,7 @@ class Control:
         self.system = ""
         self.load: p.LoadModel | None = None
         self._backend = backend
+        self.checks = AdapterChecks(state, backend.send)
         self._paths: dict[str, str] = {}
         self._pins: set[str] = set()
         self._invocations: dict[str, str] = {}
@@ -39,6 +41,7 @@ class Control:
     def receive(self, event: p.Event) -> None:
         """Fold an event in and answer it where the bench must: adapters after a model, what waited after both."""
         self.state.apply(event)
+        self.checks.receive(event)
         match event:
             case p.ModelLoaded():
                 self._last_mix = None
@@ -123,6 +126,11 @@ class Control:
 
     def set_invocation(self, name: str, text: str) -> None:
         self._backend.send(p.SetInvocation(name, text))
+
+    def prompt_prefix(self, name: str) -> str:
+        """What the adapter's file says it expects before a prompt; it is offered, never applied unasked."""
+        info = self.state.adapters.get(name)
+        return info.prompt_prefix if info else ""
 
     def send_mix(self) -> None:
         """Send the board's mix when it is not what the engine was sent last; running replies take it from their next token."""

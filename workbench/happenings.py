@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from ..engine import protocol as p
+from .check_text import verdict_text
 from .mixboard import mix_text
 from .reload_text import checkpoint_text, file_text, reload_failed_text, reloaded_text
 from .text import size_text
@@ -40,6 +41,8 @@ _LINES = {
     p.AdapterUnloading: _unloading,
     p.AdapterUnloaded: lambda e: (f"{e.name} unloaded, {size_text(e.freed_bytes)} freed", False),
     p.AdapterChanged: lambda e: (f"{e.adapter.name}: invocation {e.adapter.invocation or 'none'}", False),
+    p.CheckFinished: lambda e: (f"{e.name} checked: {verdict_text(e.report)}", not e.report.usable),
+    p.CheckFailed: lambda e: (f"check of {e.name} failed: {e.message}", True),
     p.SlotLoaded: _loaded,
     p.SlotTouched: lambda e: (f"{e.adapter} in G{e.slot} used again", False),
     p.SlotEvicted: lambda e: (f"{e.adapter} left G{e.slot}: {e.because}", False),

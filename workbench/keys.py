@@ -73,7 +73,8 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("a", "add", "Add", "Add adapters by path; paste or drop works too", footer=True),
         Key("x", "unload", "Unload", "Forget the adapter and free its memory"),
         Key("R", "reload", "Reload", "Read the adapter's file again; a reply that runs finishes on what it began with"),
-        Key("i", "details", "Details", "Show all facts of the adapter in the chat"),
+        Key("i", "details", "Details", "All facts of the adapter: modules, scales, fields, how far it moves the weights"),
+        Key("f5", "effect", "Effect", "Compare the base's words with and without the adapter, over a few prompts"),
         Key("f", "invocation", "Invocation", "Set the aLoRA invocation string; empty makes it a plain LoRA"),
         Key("v", "invoke", "Invoke", "Let this aLoRA act on the chat by its invocation"),
         Key("u", "undo", "Undo", "Take back the last change of the mix"),
@@ -85,6 +86,13 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("f1", "app.help", "Help", "What the keys and the words of this screen mean", footer=True),
         Key("escape,f4", "back", "Back", "Back to the chat", footer=True),
     ),
+    "details": (
+        Key("f1", "app.help", "Help", "What the keys and the words of this screen mean", footer=True),
+        Key("escape,i", "back", "Back", "Back to the chat", footer=True),
+        Key("f5", "effect", "Effect run", "Compare the base's words with and without the adapter, over a few prompts", footer=True),
+        Key("p", "insert_prefix", "Prefix to prompt", "Put the prompt prefix that the adapter expects into the prompt", footer=True),
+        Key("s", "system_prefix", "Prefix as system", "Make the prompt prefix that the adapter expects the system message", footer=True),
+    ),
     "load": (
         Key("f1", "app.help", "Help", "What the keys and the words of this screen mean", footer=True),
         Key("escape", "back", "Stop, back", "Stop the load; when nothing loads, go back", footer=True),
@@ -95,7 +103,7 @@ KEYS: dict[str, tuple[Key, ...]] = {
 AT_ONCE = ("adapters",)
 """panes whose keys are carried out before the next key is looked at: it may be typed into a field that they open"""
 PANE_TITLES = {"app": "Anywhere", "bench": "Main screen", "prompt": "Prompt", "reply": "Chat", "adapters": "Adapters",
-               "engine": "Engine screen", "load": "Load screen"}
+               "engine": "Engine screen", "details": "Details of an adapter", "load": "Load screen"}
 
 
 def bindings(pane: str) -> list[Binding]:

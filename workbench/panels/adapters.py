@@ -9,6 +9,7 @@ from textual.widgets import Static
 
 from ..adapter_facts import fact_lines
 from ..arguments import escape, unescape
+from ..check_text import verdict_text
 from ..control import Control
 from ..keys import bindings
 from ..mixboard import parse_scale, scale_text
@@ -29,7 +30,16 @@ class Details(Panel):
         if name is None:
             self.put([title("DETAILS")])
         else:
-            self.put([title("DETAILS"), *fact_lines(control.state, name, self.columns)])
+            self.put([title("DETAILS", "i: all of it"), *fact_lines(control.state, name, self.columns), *_found(control, name)])
+
+
+def _found(control: Control, name: str) -> list[str]:
+    """What the latest check says, in a line."""
+    report = control.checks.report(name)
+    if name in control.checks.doing or report is None:
+        return ["being checked …"] if name in control.checks.doing else []
+    effect = f" · {report.changed_share:.0%} of tokens change" if report.effect else ""
+    return [f"check: {verdict_text(report)}{effect}"]
 
 
 class AdaptersPanel(Vertical):
@@ -39,6 +49,13 @@ class AdaptersPanel(Vertical):
 
     class Changed(Message):
         """Something on the board changed: show it now."""
+
+    class Inspected(Message):
+        """An adapter is to be shown on the whole screen."""
+
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
 
     def __init__(self, control: Control) -> None:
         super().__init__(id="adapters")
@@ -176,10 +193,12 @@ class AdaptersPanel(Vertical):
 
     def action_details(self) -> None:
         if (name := self.name_here) is not None:
-            info = self._control.state.adapters.get(name)
-            whole = [f"sha256 {info.digest}", f"path {info.path}"] if info else []
-            self._control.state.notice("\n".join(fact_lines(self._control.state, name, 100) + whole))
-            self.post_message(self.Changed())
+            self.post_message(self.Inspected(name))
+
+    def action_effect(self) -> None:
+        if (name := self.name_here) is not None:
+            self._control.checks.run(name)
+            self.post_message(self.Inspected(name))
 
     def action_invocation(self) -> None:
         name = self.name_here

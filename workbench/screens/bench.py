@@ -23,6 +23,7 @@ from ..text import clean_line, counted, size_text
 from ..widgets.adapter_list import AdapterList
 from ..widgets.ask import AskField
 from ..widgets.prompt import Prompt
+from .details import DetailsScreen
 from .engine import EngineScreen
 
 TOO_SMALL = "terminal too small: at least 20×6, better 80×24"
@@ -144,6 +145,15 @@ class BenchScreen(Screen):
     async def _board_changed(self) -> None:
         self.control.send_mix()
         await self.show()
+
+    @on(AdaptersPanel.Inspected)
+    def _inspected(self, event: AdaptersPanel.Inspected) -> None:
+        def take_prefix(prefix: str | None) -> None:
+            if prefix:
+                self.query_one(Prompt).put_back(prefix)
+                self.action_focus_prompt()
+
+        self.app.push_screen(DetailsScreen(self.control, event.name), take_prefix)
 
     @on(ItemView.Restart)
     async def _card_answered(self) -> None:

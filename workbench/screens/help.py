@@ -17,6 +17,7 @@ WORDS = (
     ("⚑ aLoRA", "An adapter that acts only behind its invocation, a text at the end of the prompt: v asks for it"),
     ("▪  S  !", "In the list: pinned; solo; there is a note on it in the details"),
     ("‖ΔW‖", "How far the adapter moves the weights of each layer, first to last"),
+    ("KL", "How differently the base and the adapter would go on, in nats a token: 0 is alike, 1 is far apart"),
     ("blocks, bl", "Memory for keys and values, 16 tokens each; a reply reserves what it may need, up to max_tokens"),
     ("shrink, expand", "The two products that adapters add to a step: x A, then (x A) B"),
     ("31+1 tok", "In a step: tokens of prompts that are read, and tokens that replies continue from"),

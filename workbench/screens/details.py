@@ -1,0 +1,105 @@
+"""One adapter on the whole screen: what it is, what of it acts, how far it moves the weights, and what it does to the base's words."""
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.dom import DOMNode
+from textual.screen import Screen
+from textual.widgets import Footer, Static
+
+from ..adapter_facts import fact_lines
+from ..check_text import MARKS, sections
+from ..control import Control
+from ..header import header_line
+from ..keys import bindings
+from ..panels.engine import Line, Panel, title
+from ..text import clean_line
+
+_STYLES = {MARKS["refused"]: "$text-error", MARKS["warning"]: "$text-warning"}
+
+
+class ReportPanel(Panel):
+    """The report of the latest check, or what is known before it is there."""
+
+    WRAPS = True
+
+    def show(self, control: Control, name: str) -> None:
+        state, checks = control.state, control.checks
+        report, doing, failed = checks.report(name), checks.doing.get(name), checks.failures.get(name)
+        if report is None:
+            lines: list[Line] = [title(clean_line(name, 60)), *fact_lines(state, name, self.columns)]
+            self.put([*lines, "", *self._progress(control, doing, failed)])
+            return
+        lines = []
+        now = " ".join(self._progress(control, doing, failed))
+        for part in sections(report, self.columns, now or "not run yet: F5 runs a few prompts with and without it"):
+            lines += [title(part.title), *(self._line(line) for line in part.lines), ""]
+        self.put(lines)
+
+    def _progress(self, control: Control, doing: str | None, failed: str | None) -> list[str]:
+        """What a check does, or why it ended; nothing when none was asked for."""
+        if failed:
+            return [f"✗ {clean_line(failed, 600)}"]
+        if doing is None:
+            return []
+        waits = "waits until the reply is written" if control.state.running else "waits for its turn"
+        return [f"being checked: {clean_line(doing, 80) if doing and not control.state.running else waits} …"]
+
+    def _line(self, line: str) -> Content:
+        return Content.assemble((line, _STYLES.get(line[:1], "")))
+
+
+class DetailsScreen(Screen):
+    """Asks for a check when it is opened; F5 asks for an effect run."""
+
+    BINDINGS = bindings("details")
+    PALETTE_PANES = ("details", "app")
+
+    def __init__(self, control: Control, name: str) -> None:
+        super().__init__(id="details-screen")
+        self._control, self._name = control, name
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="header", markup=False)
+        with VerticalScroll(id="details-scroll"):
+            yield ReportPanel("report")
+        yield Footer(compact=True)
+
+    def on_screen_resume(self) -> None:
+        self.call_after_refresh(self.show)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.show)
+
+    async def show(self) -> None:
+        """Bring the report to the store."""
+        control = self._control
+        if not self.query("#header"):  # the app is leaving
+            return
+        control.checks.want(self._name)
+        self.query_one("#header", Static).update(header_line(control.state, self.size.width), layout=False)
+        self.query_one(ReportPanel).show(control, self._name)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
+        """The keys of a prompt prefix are there for adapters that have one."""
+        return action not in ("insert_prefix", "system_prefix") or bool(self._control.prompt_prefix(self._name))
+
+    async def action_effect(self) -> None:
+        self._control.checks.run(self._name)
+        await self.show()
+
+    def action_insert_prefix(self) -> None:
+        """Back to the chat with the prefix in the prompt, to be looked at and sent by the person."""
+        self.dismiss(self._control.prompt_prefix(self._name))
+
+    def action_system_prefix(self) -> None:
+        self._control.system = self._control.prompt_prefix(self._name)
+        self._control.state.hint = f"the system message is now the prompt prefix of {self._name}; /system alone takes it away"
+        self.dismiss("")
+
+    def action_back(self) -> None:
+        self.dismiss("")
+
+    def action_target(self, pane: str) -> DOMNode:
+        return self if pane == "details" else self.app
