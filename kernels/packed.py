@@ -72,14 +72,8 @@ class PackedWeight:
 
 
 def packed_concat(weights: list[Tensor | PackedWeight]) -> PackedWeight:
-    """The weights one under the other; plain ones become rows of their own number format. Neighbours of one type are joined."""
-    parts: list[PackedRows] = []
-    for part in (part for weight in weights for part in _parts(weight)):
-        if parts and parts[-1].type == part.type:
-            parts[-1] = PackedRows(part.type, torch.cat((parts[-1].data, part.data)))
-        else:
-            parts.append(part)
-    return PackedWeight(tuple(parts), weights[0].dtype)
+    """The weights one under the other, without a copy; plain ones become rows of their own number format."""
+    return PackedWeight(tuple(part for weight in weights for part in _parts(weight)), weights[0].dtype)
 
 
 def convert_(data: Tensor, type_name: str, out: Tensor) -> None:

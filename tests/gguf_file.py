@@ -38,7 +38,7 @@ def random_bytes(kind: str, shape: tuple[int, ...], chance: np.random.Generator)
         elif (kind, start) == ("IQ4_XS", 2):
             continue
         else:
-            halves = (chance.standard_normal(count) / 50).astype(np.float16)
+            halves = (chance.standard_normal(count) / (50 if elements < 256 else 2000)).astype(np.float16)
         blocks[:, start:start + 2] = halves.view(np.uint8).reshape(count, 2)
     if kind == "MXFP4":
         blocks[:, 0] = chance.integers(118, 126, count)

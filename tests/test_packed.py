@@ -77,7 +77,7 @@ def test_products_equal_those_with_dense_weights(elements: int, tokens: int, fil
             wanted = base_linear(x.double(), dense[name].double(), None if given is None else given.double())
             ours = base_linear(x, small[name], given)
             assert ours.shape == wanted.shape and ours.dtype == x.dtype
-            assert (ours - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+            assert (ours - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
 def test_parts_of_several_types_lie_under_each_other(file: Callable[..., Path]) -> None:
@@ -90,10 +90,11 @@ def test_parts_of_several_types_lie_under_each_other(file: Callable[..., Path]) 
         assert fused.nbytes == sum(small[name].nbytes for name in names)
         assert torch.equal(numbers(fused), whole)
         x = torch.randn(3, whole.shape[1])
-        assert torch.allclose(base_linear(x, fused, None), base_linear(x, whole, None), rtol=1e-5, atol=1e-4)
+        wanted = base_linear(x, whole, None)
+        assert (base_linear(x, fused, None) - wanted).abs().max() <= 1e-5 * wanted.abs().max()
         ids = torch.randint(0, whole.shape[0], (40,))
         assert torch.equal(rows(fused, ids), whole[ids])
-    assert len(concat_rows([small[f"layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]).parts) == 2
+        assert fused.parts[-1].data.data_ptr() == concat_rows([small[names[-1]]]).parts[-1].data.data_ptr(), "nothing is copied"
 
 
 def test_rows_of_an_embedding(file: Callable[..., Path]) -> None:
