@@ -7,6 +7,7 @@ from pathlib import Path
 from ..protocol import FieldVerdict
 from ..weights.files import read_json_object
 from .config import MAX_CONFIG_BYTES
+from .fields import verdicts
 from .peft import CONFIG
 
 MOST_FIELDS = 200
@@ -15,7 +16,6 @@ _ORDER = ("refused", "honoured", "irrelevant")
 
 def field_verdicts(path: str | os.PathLike[str]) -> tuple[FieldVerdict, ...]:
     """Every field of the config in or beside `path`, the refused ones first; none where there is no config that can be read."""
-    from .fields import verdicts
     given = Path(os.path.expanduser(path))
     try:
         raw = read_json_object((given if given.is_dir() else given.parent) / CONFIG, MAX_CONFIG_BYTES)
