@@ -12,8 +12,8 @@ from ..weights.files import FormatError
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
 """token types, the same in SentencePiece and in GGUF, that are treated apart; 1 is a plain piece"""
 SPACE = "▁"
-MAX_PIECE = 64
-"""characters of a piece that are looked at for merges; SentencePiece makes none longer than 16"""
+MAX_PIECE = 512
+"""characters of a piece; SentencePiece makes none longer than 16 unless told to, and 512 at most"""
 
 
 def piece_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], source: object) -> Tokenizer:
@@ -21,6 +21,9 @@ def piece_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequenc
     scores = _scores(metadata, tokens, source)
     vocab = {text: i for i, text in reversed(list(enumerate(tokens)))}
     mergeable = {text: i for text, i in vocab.items() if text and kinds[i] not in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}
+    longest = max(map(len, mergeable), default=0)
+    if longest > MAX_PIECE:
+        raise FormatError(f"{source}: has a token of {longest:,} characters where SentencePiece makes {MAX_PIECE} at most; the file is corrupt")
     tokenizer = Tokenizer(models.BPE(
         vocab=vocab, merges=_merges_by_score(mergeable, scores), unk_token=_unknown(tokens, kinds), fuse_unk=True, byte_fallback=True,
     ))
@@ -82,7 +85,7 @@ def _merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[
     merges: list[tuple[str, str]] = []
     ranked = sorted(vocab, key=lambda text: (-scores[vocab[text]], vocab[text]))
     for _, texts in groupby(ranked, key=lambda text: scores[vocab[text]]):
-        equals = [(left, right) for text in texts for cut in range(min(len(text), MAX_PIECE) - 1, 0, -1)
+        equals = [(left, right) for text in texts for cut in range(len(text) - 1, 0, -1)
                   if (left := text[:cut]) in vocab and (right := text[cut:]) in vocab]
         equals.sort(key=lambda pair: (-len(pair[0]), -len(pair[1])))
         merges += equals

@@ -166,15 +166,16 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        """may be changed for one that has more tokens, or fewer, between two of them"""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._started = False
 
     def push(self, token: int) -> str:
-        data = self._tokenizer.token_bytes(token, False)
+        data = self.tokenizer.token_bytes(token, False)
         if data and not self._started:
             self._started = True
-            data = self._tokenizer.strip_first(data)
+            data = self.tokenizer.strip_first(data)
         return self._decoder.decode(data)
 
     def finish(self) -> str:

@@ -1,0 +1,77 @@
+"""Tokenizers of every family: tokenizer.json as the library computes it, and the GGUF metadata written of it, give the same ids and text."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizer_families import FAMILIES, SPECIAL, gguf_metadata, of_fast, of_source, sentence_piece, texts
+from tokenizers import Tokenizer as Fast
+
+from lora_bench.engine.base_parts import TokenizerSource
+from lora_bench.engine.tokenizer import TextStream, Tokenizer
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
+    stream = TextStream(tokenizer)
+    return "".join(stream.push(i) for i in ids) + stream.finish()
+
+
+def same(fast: Fast, ours: list[Tokenizer], seed: int) -> None:
+    """Ids as the library's, with and without special tokens parsed; text the same, whole and streamed."""
+    for special in (True, False):
+        fast.encode_special_tokens = not special
+        for text in texts(seed):
+            ids = fast.encode(text, add_special_tokens=False).ids
+            for tokenizer in ours:
+                assert tokenizer.encode(text, special) == ids, text
+                assert streamed(tokenizer, ids) == tokenizer.decode(ids) == fast.decode(ids), text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_byte_level_families(family: str, tmp_path: Path, seed: int) -> None:
+    pre, make = FAMILIES[family]
+    fast = make()
+    metadata = gguf_metadata(fast, pre=pre)
+    same(fast, [of_fast(fast, tmp_path), of_source(TokenizerSource(metadata=metadata), 4096)], seed)
+
+
+@pytest.mark.parametrize("prefix", [True, False], ids=["llama", "gemma"])
+def test_sentence_piece_families(prefix: bool, tmp_path: Path, seed: int) -> None:
+    fast = sentence_piece(prefix)
+    metadata = gguf_metadata(fast, add_space_prefix=prefix)
+    same(fast, [of_fast(fast, tmp_path), of_source(TokenizerSource(metadata=metadata), 4096)], seed)
+
+
+def test_long_runs_take_no_quadratic_time(tmp_path: Path) -> None:
+    """100 kB of one character is a single word: seconds, were its merges looked for again and again, would be minutes."""
+    for fast in (FAMILIES["llama 3"][1](), sentence_piece(True)):
+        tokenizer = of_fast(fast, tmp_path)
+        for run in ("a", " ", "漢", "\n"):
+            ids = tokenizer.encode(run * 100_000, special=True)
+            assert tokenizer.decode(ids) == run * 100_000
+
+
+def test_special_tokens_of_users_stay_text(tmp_path: Path) -> None:
+    for fast in (FAMILIES["qwen2, qwen3"][1](), sentence_piece(True)):
+        for tokenizer in (of_fast(fast, tmp_path), of_source(TokenizerSource(metadata=gguf_metadata(fast, pre="qwen2")), 4096)):
+            text = "".join(SPECIAL)
+            ids = tokenizer.encode(text, special=False)
+            assert not set(ids) & {tokenizer.id_of(token) for token in SPECIAL} and tokenizer.decode(ids) == text
+            assert tokenizer.encode(text, special=True) == [tokenizer.id_of(token) for token in SPECIAL]
+            assert [tokenizer.id_of("<think>")] == tokenizer.encode("<think>", special=False), "a plain added token is a token wherever it stands"
+
+
+def test_rows_without_token_have_no_text(tmp_path: Path) -> None:
+    fast = FAMILIES["gpt-2"][1]()
+    metadata = gguf_metadata(fast, pre="gpt-2")
+    filler = metadata["tokenizer.ggml.token_type"].index(5)
+    tokenizer = of_source(TokenizerSource(metadata=metadata), 4096)
+    assert tokenizer.decode([filler]) == "" and tokenizer.token_text([filler]) == [f"<{filler}>"] and tokenizer.spelling(filler) is None
+    assert filler not in tokenizer.encode(f"[PAD{filler}]", special=True)
+
+
+@pytest.mark.parametrize("pre, adds", [("llama-bpe", True), ("tekken", True), ("smaug-bpe", False), ("qwen2", False), ("dbrx", False)])
+def test_bos_of_files_that_do_not_say(pre: str, adds: bool) -> None:
+    fast = FAMILIES["gpt-2"][1]()
+    tokenizer = of_source(TokenizerSource(metadata=gguf_metadata(fast, pre=pre), bos=1), 4096)
+    assert tokenizer.add_bos is adds
