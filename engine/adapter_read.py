@@ -14,6 +14,7 @@ from .adapters.load import load_adapter
 from .adapters.open import open_adapter
 from .models.facts import ModelFacts
 from .protocol import AdapterInfo
+from .vocabulary import Vocabulary
 from .watch import Stamp, stamp_of
 from .weights.load import LoadCancelled
 
@@ -31,6 +32,8 @@ class ReadAdapter:
     files: tuple[Path, ...]
     stamp: Stamp
     ms: float
+    vocabulary: Vocabulary | None = None
+    """with what the adapter adds to the base's, if anything"""
 
 
 def read_adapter(

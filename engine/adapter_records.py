@@ -9,6 +9,7 @@ import msgspec
 from .adapters.errors import AdapterError
 from .mix import unknown_adapter
 from .protocol import AdapterInfo
+from .vocabulary import Vocabulary
 from .watch import FileState, Stamp, Watched
 
 
@@ -24,6 +25,8 @@ class Record:
     """what became of `files` since"""
     own_invocation: bool = False
     """set by command, not by the file"""
+    vocabulary: Vocabulary | None = None
+    """with what it adds to the base's, if anything"""
     leaving: bool = False
     replaced: bool = False
     """old content that running requests finish on; no mix can name it"""
@@ -58,7 +61,7 @@ class Records(dict[str, Record]):
         record = self[name]
         kept = self._free(f"{name}@{record.info.digest[:8]}")
         info = msgspec.structs.replace(record.info, name=kept)
-        self[kept] = Record(info, record.path, record.files, record.stamp, leaving=True, replaced=True)
+        self[kept] = Record(info, record.path, record.files, record.stamp, vocabulary=record.vocabulary, leaving=True, replaced=True)
         return kept
 
     def twins(self, info: AdapterInfo) -> list[str]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
 from time import perf_counter
@@ -30,12 +30,14 @@ from .protocol import (
     AdapterView,
     Emit,
     HostView,
+    Mix,
     SlotView,
 )
 from .routing import Routing, RoutingCache
 from .slot_content import build_content
 from .slot_pool import Arrival, SlotPool
 from .slots import SlotContent, fused_modules
+from .vocabulary import Vocabulary, own_vocabulary, vocabulary_of
 from .watch import FileState, Watched
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class AdapterStore:
     def __init__(self, decoder: Decoder, slots: int, host_bytes: int, emit: Emit, tokenizer: Tokenizer) -> None:
         self._decoder, self._emit, self._tokenizer = decoder, emit, tokenizer
         self._squares = BaseSquares()
+        self._base_vocabulary = Vocabulary(tokenizer, decoder.facts.vocab)
         self._records = Records()
         self._host = HostCache(host_bytes, emit)
         self._pool = SlotPool(slots, emit)
@@ -83,7 +86,10 @@ class AdapterStore:
         progress: Progress = lambda done, total: None, cancelled: Callable[[], bool] = lambda: False,
     ) -> ReadAdapter:
         """Read an adapter for this base and keep nothing of it; any thread may. See `read_adapter`."""
-        return read_adapter(path, name, self._decoder.facts, progress, cancelled)
+        read = read_adapter(path, name, self._decoder.facts, progress, cancelled)
+        vocabulary, notes = own_vocabulary(read.adapter, self._base_vocabulary)
+        info = msgspec.structs.replace(read.adapter.info, notes=(*read.adapter.info.notes, *notes))
+        return replace(read, adapter=Adapter(info, read.adapter.weights), vocabulary=vocabulary)
 
     def add(self, read: ReadAdapter, name: str | None = None) -> AdapterInfo:
         """Take what was read into the host tier under `name`, or a free name made from its folder's.
@@ -96,7 +102,7 @@ class AdapterStore:
                 return self._already_loaded(name, read)
             adapter = self._named(read.adapter, name)
             self._host.check_fits(adapter)
-            self._records[name] = Record(adapter.info, read.path, read.files, read.stamp)
+            self._records[name] = Record(adapter.info, read.path, read.files, read.stamp, vocabulary=read.vocabulary)
             self._host.put(name, adapter, read.ms)
             self._emit(AdapterLoaded(adapter.info, read.ms))
             return adapter.info
@@ -114,7 +120,7 @@ class AdapterStore:
             same = adapter.info.digest == old.digest
             swap = Swap() if same else self._swap(name, adapter, read.ms)
             self._records[name] = Record(
-                adapter.info, read.path, read.files, read.stamp, own_invocation=record.own_invocation)
+                adapter.info, read.path, read.files, read.stamp, own_invocation=record.own_invocation, vocabulary=read.vocabulary)
             changes = () if same else differences(old, adapter.info)
             others = self._records.neighbours(name)
             self._emit(AdapterReloaded(adapter.info, old.digest, changes, others, swap.users, swap.kept_as, read.ms))
@@ -144,6 +150,9 @@ class AdapterStore:
             record = self._records.known(name)
             if text == record.info.invocation:
                 return record.info  # the adapter's own ids stay: its text may be tokenised otherwise
+            if text and record.info.added_rows:
+                raise AdapterError(f"adapter {name!r} adds tokens to the vocabulary; before an invocation they would stand for nothing, so it "
+                                   "cannot have one")
             tokens = tuple(self._tokenizer.encode(text, special=True)) if text else ()
             if text and not tokens:
                 raise AdapterError(f"the invocation {text!r} of adapter {name!r} has no tokens in this base; give another text")
@@ -236,6 +245,12 @@ class AdapterStore:
     def infos_for(self, user: int) -> Mapping[str, AdapterInfo]:
         """`infos` as the request `user` has them: a name that was reloaded while it ran means the old content, by its name now."""
         return {**self.infos, **{name: self._records[kept].info for name, kept in self._kept.get(user, {}).items()}}
+
+    def vocabulary(self, mix: Mix, user: int) -> Vocabulary:
+        """The tokens of the request `user` under `mix`. Raises MixError when two adapters add different ones."""
+        infos = self.infos_for(user)
+        records = [self._records[infos[use.name].name] for use in mix if use.scale != 0 and use.name in infos]
+        return vocabulary_of(self._base_vocabulary, [(record.info.name, record.vocabulary) for record in records if record.vocabulary])
 
     def adapter(self, name: str) -> Adapter:
         """The loaded content of `name`: of the host tier, else read again from disk, entering no tier. Raises AdapterError."""

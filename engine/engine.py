@@ -15,7 +15,7 @@ from .checks import Checks
 from .failures import out_of_memory, sentence
 from .loaded import LoadedModel, load_model
 from .look import look
-from .mix import TokenMix, check_mix, resolve_mix
+from .mix import MixError, TokenMix, check_mix, resolve_mix
 from .protocol import (
     AdapterInfo,
     CheckpointAppeared,
@@ -41,6 +41,7 @@ from .request import Reason, Request, check_sampling
 from .slot_pool import SlotsBusy
 from .stop_text import StopText
 from .tokenizer import TextStream
+from .vocabulary import Vocabulary
 from .watch import Look, Watched
 
 
@@ -148,7 +149,9 @@ class Engine:
             raise DuplicateRequest(f"request {command.request_id} is running already; give every request its own number")
         check_sampling(command.sampling)
         check_length(command.prompt, model.config.context)
-        ids, _ = prompt_ids(model.tokenizer, model.base.chat_template, command.prompt)
+        check_mix(command.mix, model.store.infos)
+        tokenizer = model.store.vocabulary(command.mix, command.request_id).tokenizer
+        ids, _ = prompt_ids(tokenizer, model.base.chat_template, command.prompt)
         request = self.make_request(command.request_id, list(ids), command.mix, command.sampling)
         model.scheduler.check_fits(request)
         model.store.expect(request.id, request.mix.names)
@@ -204,7 +207,7 @@ class Engine:
         return True
 
     def logits(self, ids: Sequence[int], mix: Mix = ()) -> Tensor:
-        """[vocab] fp32 at the last of `ids`, computed alone and in steps of the usual size."""
+        """[vocab] fp32 at the last of `ids`, computed alone and in steps of the usual size; with the tokens that `mix` adds, if any."""
         return self.batch_logits([(ids, mix)])[0]
 
     def batch_logits(self, prompts: Sequence[tuple[Sequence[int], Mix]]) -> list[Tensor]:
@@ -219,7 +222,7 @@ class Engine:
             while works := scheduler.plan():
                 last = [work.request.id for work in works if work.sampled]
                 found |= zip(last, model.runner.logits(works), strict=True)
-        return [found[request.id] for request in requests]
+        return [found[request.id][: request.vocabulary.rows] for request in requests]
 
     def make_request(self, request_id: int, ids: list[int], mix: Mix, sampling: Sampling) -> Request:
         """A request of this model, not queued. Raises ValueError when it could never run."""
@@ -230,12 +233,17 @@ class Engine:
         if len(ids) >= context:
             raise ValueError(f"the prompt is {len(ids)} tokens long, too long for the context of {context} tokens with room for a reply; "
                              "shorten it or load the model with a larger context")
-        outside = next((i for i in ids if not 0 <= i < model.base.facts.vocab), None)
+        check_mix(mix, model.store.infos)
+        vocabulary = model.store.vocabulary(mix, request_id)
+        outside = next((i for i in ids if not 0 <= i < vocabulary.rows), None)
         if outside is not None:
-            raise ValueError(f"token id {outside} is not in the vocabulary of {model.base.facts.vocab} tokens")
+            raise ValueError(f"token id {outside} is not in the vocabulary of {vocabulary.rows} tokens")
         return Request(
             request_id, ids, len(ids), self._token_mix(mix, ids, request_id), sampling, min(len(ids) + sampling.max_tokens, context), context,
-            frozenset(model.base.end_tokens), TextStream(model.tokenizer), StopText(sampling.stop))
+            self._end_tokens(vocabulary), TextStream(vocabulary.tokenizer), StopText(sampling.stop), vocabulary)
+
+    def _end_tokens(self, vocabulary: Vocabulary) -> frozenset[int]:
+        return frozenset((*self.model.base.end_tokens, *vocabulary.end_tokens))
 
     def _token_mix(self, mix: Mix, prompt: Sequence[int], request_id: int) -> TokenMix:
         store = self.model.store
@@ -287,12 +295,18 @@ class Engine:
             self.model.store.acquire([use.name for use in mix if use.scale != 0], None, "the mix that was set")
 
     def _swap_mix(self, request: Request, mix: TokenMix) -> None:
-        """Raises ValueError when a running request cannot have the slots of `mix`; it keeps what it had then."""
+        """Raises ValueError when a running request cannot have the slots of `mix`, or its words; it keeps what it had then."""
+        vocabulary = self.model.store.vocabulary(mix.mix, request.id)
+        lost = vocabulary.lost(request.ids, request.vocabulary)
+        if lost is not None:
+            raise MixError(f"request {request.id} holds the token {lost}, {request.vocabulary.tokenizer.token_text([lost])[0]!r}, that only an "
+                           "adapter of its old mix has; keep that adapter in the mix until the reply ends")
         if request.table is not None:
             self.model.store.acquire(mix.names, request.id, f"request {request.id}, whose mix was changed")
         else:
             self.model.store.expect(request.id, mix.names)
-        request.mix = mix
+        request.mix, request.vocabulary, request.end_tokens = mix, vocabulary, self._end_tokens(vocabulary)
+        request.text.tokenizer = vocabulary.tokenizer
 
     def _swap_back(self, request: Request, before: TokenMix) -> None:
         """After a refusal: the mix that `request` had. When its adapters are gone meanwhile, the request fails, in words."""

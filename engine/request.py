@@ -14,6 +14,7 @@ from .mix import TokenMix
 from .protocol import RequestStats, Sampling
 from .stop_text import StopText
 from .tokenizer import TextStream
+from .vocabulary import Vocabulary
 
 Reason = Literal["stop", "length", "context", "aborted"]
 MAX_STOPS = 64
@@ -56,6 +57,7 @@ class Request:
     end_tokens: frozenset[int]
     text: TextStream
     stops: StopText
+    vocabulary: Vocabulary
     stored: int = 0
     long: bool = False
     """computed by the RoPE factors of long requests (see Scheduler)"""
@@ -83,7 +85,7 @@ class Request:
         """How the next token is drawn; its noise belongs to (seed, its position)."""
         s = self.sampling
         seen = torch.tensor(sorted(set(self.ids)), device=device) if s.repetition_penalty != 1.0 else None
-        return Draw(s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty, s.seed, len(self.ids), seen)
+        return Draw(s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty, s.seed, len(self.ids), seen, self.vocabulary.rows)
 
     def accept(self, token: int) -> tuple[str, Reason | None]:
         """Append a drawn token. Returns (text that may be shown now, why the reply ends here or None)."""

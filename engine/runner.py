@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..kernels.sampling import sample
+from ..kernels.sampling import sample, without_foreign
 from ..kernels.timing import LapTimer
 from .active import Span
 from .adapter_store import AdapterStore
@@ -59,9 +59,10 @@ class Runner:
         """The logits [sampled works, vocab] fp32 of one step, nothing drawn; with `every` those of all its tokens, in the order of `works`."""
         self._timer.start()
         logits, _ = self._forward(works, every)
+        rows = [work.request.vocabulary.rows for work in works for _ in range(work.tokens if every else work.sampled)]
         for work in works:
             work.request.stored += work.tokens
-        return logits.float()
+        return without_foreign(logits.float(), rows)
 
     def _forward(self, works: Sequence[Work], every: bool = False) -> tuple[Tensor, ActiveLora | None]:
         inputs = step_inputs([self._chunk(work, every) for work in works], self.decoder.device)

@@ -94,8 +94,7 @@ class _Builder:
 
     def _difference(self, name: str) -> Tensor:
         """What replaces a bias or a norm, minus the base's, fp32."""
-        offset = self._decoder.facts.norm_offset if name.endswith("norm.weight") else 0.0
-        difference = self._weights.replaced[name].to(self._device, torch.float32) + offset - self._decoder.vector_of(name).float()
+        difference = self._weights.replaced[name].to(self._device, torch.float32) - self._decoder.vector_of(name).float()
         self._checked(difference.to(self._dtype), f"the trained values of {name}")
         return difference
 

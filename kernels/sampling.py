@@ -23,6 +23,8 @@ class Draw:
     position: int = 0
     seen: Tensor | None = None
     """[n] int64 ids that the penalty acts on (prompt and reply); needed when the penalty is on"""
+    vocab: int = 0
+    """ids from this on do not exist for the row and are never drawn; 0: all columns exist"""
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
@@ -34,11 +36,21 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     logits = logits.float()
     logits = _penalised(logits, draws)
     finite = torch.isfinite(logits).all(-1)
+    logits = without_foreign(logits, [draw.vocab for draw in draws])
     tokens = logits.argmax(-1)
     hot = [row for row, draw in enumerate(draws) if draw.temperature > 0]
     if hot:
         tokens[torch.tensor(hot, device=logits.device)] = _draw(logits[hot], [draws[row] for row in hot])
     return torch.where(finite, tokens, -1).tolist()
+
+
+def without_foreign(logits: Tensor, vocabs: Sequence[int]) -> Tensor:
+    """-inf where a row [vocab] has columns beyond its own `vocabs` (0: none), as rows of larger vocabularies are beside it."""
+    width = logits.shape[-1]
+    if all(vocab in (0, width) for vocab in vocabs):
+        return logits
+    ends = torch.tensor([vocab or width for vocab in vocabs], device=logits.device)
+    return logits.masked_fill(torch.arange(width, device=logits.device) >= ends[:, None], -torch.inf)
 
 
 def _penalised(logits: Tensor, draws: Sequence[Draw]) -> Tensor:

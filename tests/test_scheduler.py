@@ -12,7 +12,7 @@ from lora_bench.engine.scheduler import Scheduler
 
 def _request(number: int, prompt: int, new: int = 10) -> Request:
     ids = [7] * prompt
-    return Request(number, ids, prompt, TokenMix(()), Sampling(max_tokens=new), prompt + new, 1000, frozenset(), None, None)  # type: ignore[arg-type]
+    return Request(number, ids, prompt, TokenMix(()), Sampling(max_tokens=new), prompt + new, 1000, frozenset(), None, None, None)  # type: ignore[arg-type]
 
 
 def _admit_all(scheduler: Scheduler) -> tuple[list[int], str]:

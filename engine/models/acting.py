@@ -54,7 +54,7 @@ class ActiveLora:
     def at_layer(self, index: int) -> Deltas:
         return Deltas(self.routing.layers[index], self.body, index, self.routing.vectors[index])
 
-    def at_head(self, sampled: Tensor) -> Deltas:
+    def at_head(self) -> Deltas:
         """For the head and the last norm on the sampled rows."""
         if self.head is None:
             return NO_DELTAS

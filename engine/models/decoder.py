@@ -90,7 +90,7 @@ class Decoder:
             x = self._add(x, self._attention(_normed(x, layer.before_attention, deltas), layer, cache, rope, inputs.cells, spans, deltas, lap),
                           layer.after_attention, deltas)
             x = self._add(x, self._mlp(_normed(x, layer.before_mlp, deltas), layer, deltas, lap), layer.after_mlp, deltas)
-        deltas = lora.at_head(inputs.sampled) if lora is not None else NO_DELTAS
+        deltas = lora.at_head() if lora is not None else NO_DELTAS
         return self._capped(linear(norm(x.index_select(0, inputs.sampled), self._norm, deltas), self._head, deltas, lap))
 
     def _attention(
