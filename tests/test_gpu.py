@@ -4,8 +4,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gguf_file import write_gguf
 
 from lora_bench.engine.engine import Engine
 from lora_bench.engine.protocol import (
@@ -21,6 +23,7 @@ from lora_bench.engine.protocol import (
     TokenIds,
 )
 from lora_bench.engine.service import Inbox, serve
+from lora_bench.kernels.quant import QUANT_TYPES, dequantize
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -94,3 +97,21 @@ def test_the_loop_serves_a_live_change_on_the_device(tiny_gguf: Write, folders: 
         loop.join(30)
     assert [event.mix for event in events if isinstance(event, MixSet)] == [(AdapterUse("two", 0.5),)]
     assert any(isinstance(event, RequestFinished) for event in events)
+
+
+@pytest.mark.parametrize("kind", sorted(QUANT_TYPES))
+def test_every_type_becomes_the_same_numbers_as_on_the_cpu(kind: str, seed: int) -> None:
+    blocks = torch.randint(0, 256, (1000, QUANT_TYPES[kind].block_bytes), dtype=torch.uint8)  # scales of any bits: NaN, infinite, subnormal
+    expected, got = dequantize(blocks.view(-1), kind), dequantize(blocks.cuda().view(-1), kind).cpu()
+    number = ~expected.isnan()
+    assert torch.equal(got.view(torch.int32)[number], expected.view(torch.int32)[number]) and torch.equal(got.isnan(), ~number)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("fp32", 1e-4), ("bf16", 0.15)])
+def test_packed_weights_compute_what_dense_ones_do_on_the_cpu(tmp_path: Path, dtype: str, tolerance: float, seed: int) -> None:
+    base = write_gguf(tmp_path / "m.gguf", {"q_proj": "Q4_K", "v_proj": "Q6_K", "": "Q8_0"}, np.random.default_rng(seed))
+    dense, packed = Engine(lambda event: None), Engine(lambda event: None)
+    dense.load_model(LoadModel(str(base), device="cpu", weights="dense"))
+    info = packed.load_model(LoadModel(str(base), device="cuda", dtype=dtype, weights="packed"))
+    expected, got = dense.logits(PROMPT, ()), packed.logits(PROMPT, ()).cpu().float()
+    assert info.weights == "packed" and (got - expected).norm() <= tolerance * expected.norm()
