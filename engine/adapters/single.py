@@ -40,7 +40,7 @@ def _settings(metadata: Mapping[str, str], path: Path) -> LoraSettings:
                            f"has neither a config ({', '.join(CONFIG_KEYS[:2])}) nor {' or '.join(ALPHA_KEYS)}; put the {CONFIG} of the "
                            "adapter beside the file")
     rank = _number(metadata, RANK_KEYS, path)
-    config: dict[str, Any] = {"peft_type": "LORA", "lora_alpha": alpha, "r": 1 if rank is None else int(rank) if rank == int(rank) else rank}
+    config: dict[str, Any] = {"peft_type": "LORA", "lora_alpha": alpha, "r": 1 if rank is None else int(rank) if rank.is_integer() else rank}
     settings = parse_settings(config, path)
     return LoraSettings(r=settings.r if rank is not None else None, alpha=settings.alpha, dora=None, lora_bias=None,
                         notes=("alpha is taken from the file's metadata, which names no other setting: plain LoRA is assumed",))

@@ -78,7 +78,7 @@ def read_folder(folder: Path) -> SafetensorsHeader:
 
 
 def _read_shard(folder: Path, file: str, index_path: Path) -> SafetensorsHeader:
-    if Path(file).name != file or file in ("", ".", ".."):
+    if Path(file).name != file or file in ("", ".", "..") or len(file) > 200 or not file.isprintable():
         raise FormatError(f"{index_path}: names the shard {show(file)}, which is not a file name inside the folder")
     _refuse_dangling(folder / file)
     if not (folder / file).exists():
