@@ -57,12 +57,16 @@ def token_texts(settings: dict[str, Any]) -> dict[str, str]:
 def added_tokens(known: dict[str, Any], path: Path, vocab: int) -> AddedTokens:
     """The added tokens of a tokenizer.json. Raises FormatError for ids from `vocab` on."""
     tokens, added = known.get("added_tokens") or [], {}
-    if not isinstance(tokens, list) or not all(isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens):
-        raise FormatError(f"{path}: added_tokens is no list of tokens with their content; download the file again")
+    if not isinstance(tokens, list) or not all(map(_is_token, tokens)):
+        raise FormatError(f"{path}: added_tokens is no list of tokens with their id and content; download the file again")
     for token in tokens:
         text = token["content"]
-        added[text] = (token_id(token.get("id", -1), vocab, f"the id of added token {show(text)}", path), token.get("special") is True)
+        added[text] = (token_id(token["id"], vocab, f"the id of added token {show(text)}", path), token.get("special") is True)
     return added
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("content"), str) and value.get("id") is not None
 
 
 def chat_template(folder: Path) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Fast
 
-from ..weights.files import FormatError
+from ..weights.files import FormatError, show
 from .sentence_piece import SPACE
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -49,7 +49,7 @@ def decoding_of(fast: Fast, where: object) -> Decoding:
         if not _known(step):
             raise FormatError(f"{where}: decodes with {step['type']}, which is not supported; byte-level and SentencePiece tokenizers are")
     if sorted(kinds, key=_ORDER.index) != kinds or len(set(kinds)) != len(kinds) or "ByteLevel" in kinds and len(kinds) > 1:
-        raise FormatError(f"{where}: decodes with {', '.join(kinds)} in this order, which is not supported; "
+        raise FormatError(f"{where}: decodes with {show(', '.join(kinds))} in this order, which is not supported; "
                           "byte-level and SentencePiece tokenizers are")
     return Decoding(
         byte_level="ByteLevel" in kinds, byte_tokens="ByteFallback" in kinds, spaces="Replace" in kinds or "Metaspace" in kinds,
