@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from ..kernels.weights import row_chunks
-from .adapters.adapter import Adapter, LoraPair
+from ..kernels.weights import rows as rows_of_weight
+from .adapters.adapter import Adapter, LoraPair, TokenRows
 from .models.decoder import Decoder
 from .protocol import DeltaNorm
 
+_TINY = 1e-30
+"""in the place of a length of 0"""
 Squares = tuple[float, float]
 """of the change and of the weights"""
 
@@ -37,17 +40,39 @@ class BaseSquares:
                 yield low - first, chunk[low - start:high - start]
 
 
+VECTORS = "norms and biases"
+"""the place of all vectors: beside the matrices of their layer they would not be seen"""
+
+
 def delta_norms(base: BaseSquares, adapter: Adapter) -> Generator[str, None, tuple[DeltaNorm, ...]]:
-    """The norms at scale 1, by layer, then of all else that the adapter changes. A text is yielded before each part of the work."""
+    """The norms at scale 1, by layer, then of all else that the adapter changes. A text is yielded before each part of the work.
+
+    Rows that an adapter adds to the vocabulary have no counterpart and are left out.
+    """
+    weights = adapter.weights
     by_place: dict[str, Squares] = {}
-    for module, pair in sorted(adapter.modules.items(), key=lambda item: _order(item[0])):
+    for module, pair in sorted(weights.modules.items(), key=lambda item: _order(item[0])):
         place = f"layer {module.split('.')[1]}" if module.startswith("layers.") else module
         yield f"measures {place}"
-        _add(by_place, place, _pair_squares(base, module, pair))
-    weights = adapter.weights
-    if weights.embedding is not None:
+        _add(by_place, place, low_rank_square(pair) if pair.magnitude is None else _dora_square(base, module, pair), base[module])
+        if pair.bias is not None:
+            _add(by_place, VECTORS, pair.bias.float().mul(pair.scaling).square().sum().item(), 0.0)
+    if (pair := weights.embedding) is not None:
         yield "measures embed_tokens"
-        _add(by_place, "embed_tokens", (low_rank_square(weights.embedding), base["embed_tokens"]))
+        square = low_rank_square(pair) if pair.magnitude is None else _dora_embedding_square(base, pair)
+        _add(by_place, "embed_tokens", square, base["embed_tokens"])
+    for name, tensor in weights.replaced.items():
+        yield f"measures {name}"
+        module = name.removesuffix(".weight")
+        if tensor.dim() == 2:
+            _add(by_place, module, _replaced_square(base, module, tensor), base[module])
+        else:
+            vector = base.decoder.vector_of(name).float().cpu()
+            _add(by_place, VECTORS, (tensor.float().cpu() - vector).square().sum().item(), vector.square().sum().item())
+    for name, part in weights.rows.items():
+        module = name.removesuffix(".weight")
+        yield f"measures rows of {module}"
+        _add(by_place, f"rows of {module}", *_rows_squares(base, module, part))
     return tuple(DeltaNorm(place, sqrt(delta), sqrt(weight)) for place, (delta, weight) in by_place.items())
 
 
@@ -62,25 +87,49 @@ def low_rank_square(pair: LoraPair) -> float:
     return pair.scaling * pair.scaling * max((b.T @ b).mul_(a @ a.T).sum(dtype=torch.float64).item(), 0.0)
 
 
-def _pair_squares(base: BaseSquares, module: str, pair: LoraPair) -> Squares:
-    if pair.magnitude is None:
-        return low_rank_square(pair), base[module]
-    return _dora_squares(base, module, pair)
-
-
-def _dora_squares(base: BaseSquares, module: str, pair: LoraPair) -> Squares:
+def _dora_square(base: BaseSquares, module: str, pair: LoraPair) -> float:
     """||m V / |V| - W||_F^2 with V = W + scaling B A, rows brought to the lengths m (arXiv 2402.09353, section 4)."""
-    delta = weight = 0.0
+    total = 0.0
     for first, rows in base.rows(module):
         here = slice(first, first + rows.shape[0])
-        moved = rows + pair.scaling * (pair.b[here].float().to(rows.device) @ pair.a.float().to(rows.device))
-        lengths = torch.linalg.vector_norm(moved, dim=1).clamp_min_(1e-30)
+        moved = rows + _product(pair.b[here], pair.a, pair.scaling, rows)
+        lengths = torch.linalg.vector_norm(moved, dim=1).clamp_min_(_TINY)
         moved *= (pair.magnitude[here].float().to(rows.device) / lengths).unsqueeze(1)
-        delta += (moved - rows).square().sum(dtype=torch.float64).item()
-        weight += rows.square().sum(dtype=torch.float64).item()
-    return delta, weight
+        total += (moved - rows).square().sum(dtype=torch.float64).item()
+    return total
 
 
-def _add(by_place: dict[str, Squares], place: str, squares: Squares) -> None:
-    delta, weight = by_place.get(place, (0.0, 0.0))
-    by_place[place] = delta + squares[0], weight + squares[1]
+def _dora_embedding_square(base: BaseSquares, pair: LoraPair) -> float:
+    """The same for an embedding, whose columns are brought to lengths (PEFT's DoraEmbeddingLayer); two passes over W."""
+    def moved_rows() -> Iterator[tuple[Tensor, Tensor]]:
+        for first, rows in base.rows("embed_tokens"):
+            yield rows, rows + _product(pair.a[:, first:first + rows.shape[0]].T, pair.b.T, pair.scaling, rows)
+
+    lengths = sum(moved.square().sum(0, dtype=torch.float64) for _, moved in moved_rows()).sqrt().clamp_min(_TINY)
+    gains = (pair.magnitude.flatten().double().to(lengths.device) / lengths).float()
+    return sum((moved * gains - rows).square().sum(dtype=torch.float64).item() for rows, moved in moved_rows())
+
+
+def _product(left: Tensor, right: Tensor, scaling: float, like: Tensor) -> Tensor:
+    return (left.float().to(like.device) @ right.float().to(like.device)) * scaling
+
+
+def _replaced_square(base: BaseSquares, module: str, tensor: Tensor) -> float:
+    """Over the rows that both have."""
+    total = 0.0
+    for first, rows in base.rows(module):
+        own = tensor[first:first + rows.shape[0]].float().to(rows.device)
+        total += (own - rows[:own.shape[0]]).square().sum(dtype=torch.float64).item()
+    return total
+
+
+def _rows_squares(base: BaseSquares, module: str, part: TokenRows) -> Squares:
+    weight, first, end = base.decoder.rows_of(module)
+    known = part.ids < end - first
+    old = rows_of_weight(weight, (part.ids[known] + first).to(weight.device)).float().cpu()
+    return (part.values[known].float() - old).square().sum().item(), old.square().sum().item()
+
+
+def _add(by_place: dict[str, Squares], place: str, delta: float, weight: float) -> None:
+    before = by_place.get(place, (0.0, 0.0))
+    by_place[place] = before[0] + delta, before[1] + weight

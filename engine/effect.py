@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .alora import find_last
+from .blocks import blocks_for
 from .chat import prompt_ids
 from .check_prompts import PROMPTS
 from .loaded import LoadedModel
@@ -63,16 +64,25 @@ def _prompt(model: LoadedModel, text: str, info: AdapterInfo) -> list[int]:
 
 
 def _replies(engine: Engine, prompts: Sequence[list[int]]) -> Generator[str, None, list[list[int]]]:
-    """The prompts with the base's greedy replies behind them, all in one batch."""
-    model = engine.model
+    """The prompts with the base's greedy replies behind them, as many in one batch as there are KV blocks for."""
     requests = [engine.make_request(FIRST_ID - i, list(ids), (), Sampling(max_tokens=REPLY_TOKENS + 1)) for i, ids in enumerate(prompts)]
+    first = 0
+    while first < len(requests):
+        end, free = first + 1, engine.model.scheduler.pool.free - blocks_for(requests[first].limit)
+        while end < len(requests) and (free := free - blocks_for(requests[end].limit)) >= 0:
+            end += 1
+        yield from _reply_together(engine.model, requests[first:end])
+        first = end
+    return [request.ids for request in requests]
+
+
+def _reply_together(model: LoadedModel, requests: Sequence[Request]) -> Generator[str, None, None]:
     with look(model, requests, "the base's replies of a check") as scheduler:
         while works := scheduler.plan():
             ready = [work.request for work in works if work.sampled]
             for request, row in zip(ready, model.runner.logits(works), strict=True):
                 _go_on(request, int(row.argmax()))
             yield "the base replies"
-    return [request.ids for request in requests]
 
 
 def _go_on(request: Request, token: int) -> None:

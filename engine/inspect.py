@@ -8,9 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .adapters.family import family
 from .adapters.file import AdapterFile
 from .adapters.open import is_adapter, open_adapter
 from .adapters.scales import effective_scales
+from .adapters.verdicts import field_verdicts
 from .base_file import BaseFile, open_base
 from .models.facts import module_shapes
 
@@ -55,9 +57,21 @@ def _adapter(file: AdapterFile) -> dict[str, Any]:
         "rank_pattern": dict(settings.rank_pattern), "alpha_pattern": dict(settings.alpha_pattern),
         "invocation_tokens": list(settings.invocation), "dora": settings.dora, "bias": settings.bias, "task": file.task,
         "prompt_prefix": file.prompt_prefix, "card": dict(file.card), "metadata": dict(file.metadata),
+        "fields": _fields(file), "checkpoints": [member.path.name for member in family(file.path) if member.step is not None],
         "notes": list(file.notes) + ([PICKLED] if file.entries is None else []),
     }
     return answer | (_tensors(file) if file.entries is not None and file.names is not None else {})
+
+
+def _fields(file: AdapterFile) -> dict[str, Any]:
+    """Honoured field -> its value as JSON; refused field -> why; the names of those that have no meaning here."""
+    found = field_verdicts(file.path)
+    answer = {
+        "refused": {field.field: field.why for field in found if field.verdict == "refused"},
+        "honoured": {field.field: field.value for field in found if field.verdict == "honoured"},
+        "irrelevant": [field.field for field in found if field.verdict == "irrelevant"],
+    }
+    return {verdict: fields for verdict, fields in answer.items() if fields}
 
 
 def _tensors(file: AdapterFile) -> dict[str, Any]:

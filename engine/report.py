@@ -5,7 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .adapters.adapter import Adapter
 from .adapters.describe import CHANGES_NOTHING
@@ -62,9 +62,9 @@ def _of_file(path: str | os.PathLike[str]) -> dict[str, object]:
     return found | {"about": _about(facts), "tensors": facts.get("tensors", 0), "dtypes": facts.get("dtypes", {})}
 
 
-def _about(facts: Mapping[str, object]) -> dict[str, str]:
+def _about(facts: Mapping[str, Any]) -> dict[str, str]:
     """Card and metadata as one table of texts."""
-    return {f"{source}.{key}": str(value)[:1000] for source in ("card", "metadata") for key, value in (facts.get(source) or {}).items()}
+    return {f"{source} {key}": value for source in ("card", "metadata") for key, value in facts.get(source, {}).items()}
 
 
 def _note_findings(info: AdapterInfo) -> Iterable[Finding]:

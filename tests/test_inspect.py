@@ -79,3 +79,15 @@ def test_weights_without_their_config(adapter_folder: Callable) -> None:
     (folder / "adapter_config.json").unlink()
     with pytest.raises(ValueError, match="has no adapter_config.json"):
         inspect_path(folder)
+
+
+def test_an_adapter_says_what_became_of_its_fields_and_where_it_stands(adapter_folder: Callable) -> None:
+    for step in (20, 100):
+        adapter_folder(f"run/checkpoint-{step}", bias="none", lora_dropout=0.1)
+    facts = inspect_path(adapter_folder("run/checkpoint-100").parent)
+    assert facts["checkpoints"] == ["checkpoint-20", "checkpoint-100"] and facts["name"] == "run-checkpoint-100"
+    good = adapter_folder("good", bias="none", lora_dropout=0.1)
+    (good / "README.md").write_text("---\nbase_model: org/base\nlicense: mit\ntags:\n- pirate\n- lora\n---\n# hello\n")
+    facts = inspect_path(good)
+    assert facts["fields"]["honoured"]["bias"] == '"none"' and facts["fields"]["irrelevant"] == ["lora_dropout"]
+    assert facts["card"]["license"] == "mit" and "pirate" in facts["card"]["tags"] and "refused" not in facts["fields"]

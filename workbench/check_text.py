@@ -4,6 +4,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from ..engine.protocol import CheckReport, DeltaNorm, FieldVerdict, Finding
 from .charts import hbar
@@ -110,7 +111,7 @@ def _deltas(deltas: Sequence[DeltaNorm], width: int) -> tuple[str, ...]:
     """‖ΔW‖/‖W‖ of every part with a bar, in columns read downwards."""
     if not deltas:
         return ()
-    top = max(delta.share for delta in deltas)
+    top = max((delta.share for delta in deltas if isfinite(delta.share)), default=0.0)
     label = max(len(delta.place) for delta in deltas)
     cells = [_cell(delta, top, label) for delta in deltas]
     columns = max(1, min(width // (label + 18), -(-len(cells) // 4)))
@@ -125,6 +126,8 @@ def _cell(delta: DeltaNorm, top: float, label: int) -> str:
 
 
 def _share(share: float) -> str:
+    if not isfinite(share):
+        return "new"
     return f"{share:.2%}" if share >= 0.0001 or share == 0 else f"{share:.0e}"
 
 

@@ -90,7 +90,7 @@ def _plain(value: object) -> str:
         return f"{value:,.6g}"
     if isinstance(value, int):
         return f"{value:,}"
-    return "none" if value is None or value == {} else str(value)
+    return "none" if value in (None, "", {}) else str(value)
 
 
 def progress_text(phase: str, item: str, done: int, total: int) -> str:

@@ -2,24 +2,43 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..protocol import FieldVerdict
-from ..weights.files import read_json_object
+from ..weights.files import parse_json_object, read_json_object
+from ..weights.safetensors import read_header
 from .config import MAX_CONFIG_BYTES
+from .family import members
 from .fields import verdicts
-from .peft import CONFIG
+from .mlx import WEIGHTS as MLX_WEIGHTS
+from .peft import CONFIG, SAFETENSORS
+from .single import CONFIG_KEYS
 
 MOST_FIELDS = 200
 _ORDER = ("refused", "honoured", "irrelevant")
 
 
 def field_verdicts(path: str | os.PathLike[str]) -> tuple[FieldVerdict, ...]:
-    """Every field of the config in or beside `path`, the refused ones first; none where there is no config that can be read."""
-    given = Path(os.path.expanduser(path))
+    """Every field of the PEFT config in, beside or inside `path`, the refused ones first; none where no such config can be read."""
     try:
-        raw = read_json_object((given if given.is_dir() else given.parent) / CONFIG, MAX_CONFIG_BYTES)
+        config = _config(Path(os.path.expanduser(path)))
     except (ValueError, OSError):
         return ()
-    found = [FieldVerdict(*verdict) for verdict in verdicts(raw)[:MOST_FIELDS]]
+    found = [FieldVerdict(*verdict) for verdict in verdicts(config)[:MOST_FIELDS]]
     return tuple(sorted(found, key=lambda verdict: _ORDER.index(verdict.verdict)))
+
+
+def _config(given: Path) -> Mapping[str, Any]:
+    """Empty for a container that has none: GGUF, MLX."""
+    folder = given if given.is_dir() else given.parent
+    if given.is_dir() and not os.path.lexists(folder / CONFIG) and (found := members(folder)):
+        folder = found[-1].path
+    if given.suffix == ".gguf" or os.path.lexists(folder / MLX_WEIGHTS) and not os.path.lexists(folder / SAFETENSORS):
+        return {}
+    if os.path.lexists(folder / CONFIG):
+        return read_json_object(folder / CONFIG, MAX_CONFIG_BYTES)
+    metadata = read_header(given).metadata if given.suffix == ".safetensors" else {}
+    text = next((metadata[key] for key in CONFIG_KEYS if metadata.get(key, "").lstrip().startswith("{")), "{}")
+    return parse_json_object(text.encode(), given) if len(text) <= MAX_CONFIG_BYTES else {}

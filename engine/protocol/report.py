@@ -1,6 +1,7 @@
 """What a check found out about one adapter on one base. All text in it comes from files: untrusted."""
 from __future__ import annotations
 
+from math import inf
 from typing import Literal
 
 from .facts import AdapterInfo
@@ -29,13 +30,14 @@ class DeltaNorm(Struct):
     """How far a part of the base is moved: Frobenius norms of the change at scale 1 and of the weights that it changes."""
 
     place: str
-    """"layer 3", "embed_tokens", "lm_head", or "norms and biases" """
+    """"layer 3", "embed_tokens", "lm_head", "rows of embed_tokens", "norms and biases" """
     delta: float
     weight: float
 
     @property
     def share(self) -> float:
-        return self.delta / self.weight if self.weight > 0 else 0.0
+        """Infinite where something is added to nothing (a bias that the base does not have)."""
+        return self.delta / self.weight if self.weight > 0 else inf if self.delta > 0 else 0.0
 
 
 class PromptEffect(Struct):
