@@ -27,12 +27,13 @@ MAX_STEPS = 64
 MAX_GROWTH = 64
 """times that a normalizer may lengthen a text; Unicode's own forms stay under 20"""
 _KNOWN = frozenset(pattern for pre in PRE_TOKENIZERS.values() for pattern in pre.patterns)
+_PLAIN = "Hello, naïve 漢字 😀\n\t 123"
 _PROBE_SECONDS = 0.25
 """of processor time for one probe; the patterns of known models take 0.002"""
 
 
 def check_bounds(fast: Fast, where: object) -> None:
-    """Raises FormatError for a tokenizer that some text could stall, naming `where` and the part of it."""
+    """Raises FormatError for a tokenizer that some text could stall, or that fails on any, naming `where` and the part of it."""
     added = fast.get_added_tokens_decoder()
     if len(added) > MAX_ADDED_TOKENS:
         raise FormatError(f"{where}: adds {len(added):,} tokens, more than the {MAX_ADDED_TOKENS:,} that are accepted")
@@ -46,6 +47,8 @@ def check_bounds(fast: Fast, where: object) -> None:
     patterns = {p["Regex"] for step in steps if isinstance(p := step.get("pattern"), dict) and "Regex" in p} - _KNOWN
     if sum(map(len, patterns)) > MAX_PATTERN:
         raise FormatError(f"{where}: cuts text by patterns of more than {MAX_PATTERN} characters, which is not accepted")
+    with library(where, "its tokenizer fails on plain text; download the file again"):
+        fast.encode(_PLAIN)
     if patterns:
         _probe(fast, "".join(sorted(patterns)), where)
 

@@ -36,7 +36,7 @@ def seeds() -> list[bytes]:
         ({"rank_pattern": {"q_proj": 4}, "alpha_pattern": {".*v_proj": 2.5}}, plain), ({"target_modules": ".*(q|v)_proj"}, plain),
         ({"target_modules": "all-linear", "exclude_modules": ["k_proj"]}, tiny.adapter_shapes(_ALL[:1] + _ALL[2:])),
         ({"layers_to_transform": [0, 1], "layers_pattern": "layers"}, plain), ({"alora_invocation_tokens": [3, 5]}, plain),
-        ({"r": 40, "lora_alpha": 1}, tiny.adapter_shapes(rank=40)), ({"target_modules": list(_ALL)}, tiny.adapter_shapes(_ALL, 1) | {}),
+        ({"r": 40, "lora_alpha": 1}, tiny.adapter_shapes(rank=40)), ({"target_modules": list(_ALL), "r": 1}, tiny.adapter_shapes(_ALL, 1)),
         ({"use_dora": True}, plain | {name.replace("lora_B.weight", "lora_magnitude_vector"): (rows,) for name, rows in outputs.items()}),
         ({"lora_bias": True}, plain | {name.replace("weight", "bias"): (rows,) for name, rows in outputs.items()}),
         ({"bias": "lora_only"}, plain | {name.replace("lora_B.weight", "bias"): (rows,) for name, rows in outputs.items()}),

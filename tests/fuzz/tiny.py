@@ -31,6 +31,23 @@ TOKENIZER = {
 }
 
 
+GGUF_SIZES = {
+    "block_count": LAYERS, "context_length": CONTEXT, "embedding_length": HIDDEN, "feed_forward_length": INTERMEDIATE,
+    "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "rope.dimension_count": HEAD_DIM, "rope.freq_base": 1e4,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+"""keys after the architecture's name"""
+
+
+def gguf_metadata(architecture: str = "llama", **own: object) -> dict[str, object]:
+    """What a converter writes for the tiny base; `own` are more keys of the architecture."""
+    return {"general.architecture": architecture, "general.name": "tiny"} | {f"{architecture}.{key}": value for key, value in (GGUF_SIZES | own).items()} | {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": [2, 3, 3, 3, 3] + [1] * 45, "tokenizer.ggml.merges": ["t h", "h e"], "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": TEMPLATE,
+    }
+
+
 def module_shapes() -> dict[str, tuple[int, int]]:
     """(outputs, inputs) of every linear of a layer, by its name there."""
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM

@@ -2,22 +2,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from random import Random
 
 from lora_bench.engine.base_file import FormatError
 
-from .. import tiny
+from .. import families, tiny
 from ..bench import BaseBench, write_files
 from ..mutations import mutate_json
 from ..target import Run, Target
 
-SCALINGS = [
-    {"rope_type": "linear", "factor": 2.0}, {"type": "dynamic", "factor": 2.0}, {"rope_type": "default"},
-    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
-    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1, "attention_factor": 1.0},
-    {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 32},
-]
+SCALINGS = [{"rope_type": "linear", "factor": 2.0}, {"type": "dynamic", "factor": 2.0}, {"rope_type": "default"}, families.LLAMA3, families.YARN, families.LONGROPE]
 WORDS = [
     *tiny.CONFIG, "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window", "layer_types", "rope_scaling", "rope_parameters", "partial_rotary_factor",
     "auto_map", "quantization_config", "text_config", "torch_dtype", "dtype", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
@@ -31,15 +27,19 @@ WORDS = [
 def seeds() -> list[bytes]:
     configs = [tiny.CONFIG, *(tiny.CONFIG | {"rope_scaling": scaling} for scaling in SCALINGS)]
     configs += [tiny.CONFIG | {"rope_parameters": {"rope_theta": 1e4} | scaling} for scaling in SCALINGS[:1]]
-    configs += [tiny.CONFIG | {"model_type": kind} for kind in ("mistral", "qwen2", "qwen3", "gemma2", "granite", "smollm3", "olmo2", "phi3")]
+    configs += [families.config(kind) for kind in families.CONFIGS]
     return [json.dumps(config).encode() for config in configs] + [json.dumps(tiny.CONFIG | {"eos_token_id": [2, 4], "sliding_window": 16}).encode()]
 
 
 def prepare(folder: Path) -> Run:
+    """The weights beside a config are those of the architecture that it names."""
     bench = BaseBench()
-    base = write_files(folder / "base", tiny.base_files(Random(1)))
+    files = tiny.base_files(Random(1))
+    bases = {kind: write_files(folder / "base" / kind, files | {"model.safetensors": families.weights(kind)}) for kind in families.CONFIGS}
 
     def run(data: bytes) -> None:
+        named = re.search(rb'"model_type": "(\w+)"', data)
+        base = bases.get(named[1].decode() if named else "llama", bases["llama"])
         (base / "config.json").write_bytes(data)
         bench.try_base(base)
 

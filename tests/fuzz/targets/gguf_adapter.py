@@ -1,6 +1,8 @@
 """A GGUF file as an adapter of a tiny base."""
 from __future__ import annotations
 
+import math
+import struct
 from pathlib import Path
 from random import Random
 
@@ -28,15 +30,25 @@ def adapter(kind: str = "F32", rank: int = 4, targets: tuple[str, ...] = ("q_pro
             last = name.rpartition(".")[2]
             if last in targets:
                 for half, shape in (("a", (rank, inputs)), ("b", (outputs, rank))):
-                    data = (kind, shape, tiny.floats(shape, random, kind == "F16")) if kind in ("F32", "F16") else gguf_bytes.noise(kind, shape, random)
-                    tensors[f"blk.{layer}.{NAMES[last]}.weight.lora_{half}"] = data
+                    tensors[f"blk.{layer}.{NAMES[last]}.weight.lora_{half}"] = kind, shape, _data(kind, shape, random, order)
     return gguf_bytes.write(metadata, tensors | (extra or {}), version, order)
+
+
+def _data(kind: str, shape: tuple[int, int], random: Random, order: str) -> bytes:
+    """Finite numbers of a type."""
+    count = math.prod(shape)
+    if kind == "Q8_0":
+        return b"".join(struct.pack(order + "e", 0.01) + random.randbytes(32) for _ in range(count // 32))
+    values = [random.uniform(-0.3, 0.3) for _ in range(count)]
+    if kind == "BF16":
+        return b"".join(struct.pack(order + "f", value)[:2] if order == ">" else struct.pack(order + "f", value)[2:] for value in values)
+    return struct.pack(f"{order}{count}{'e' if kind == 'F16' else 'f'}", *values)
 
 
 def seeds() -> list[bytes]:
     rows = len(tiny.TOKENS)
     head = {"output.weight.lora_a": ("F32", (4, tiny.HIDDEN), bytes(16 * tiny.HIDDEN)), "output.weight.lora_b": ("F32", (rows, 4), bytes(16 * rows))}
-    embedding = {"token_embd.weight.lora_a": ("F32", (4, rows), bytes(16 * rows)),
+    embedding = {"token_embd.weight.lora_a": ("F32", (rows, 4), bytes(16 * rows)),
                  "token_embd.weight.lora_b": ("F32", (tiny.HIDDEN, 4), bytes(16 * tiny.HIDDEN))}
     return [
         adapter(), adapter("F16"), adapter("BF16"), adapter("Q8_0", rank=32), adapter(targets=tuple(NAMES)), adapter(version=2), adapter(order=">"),

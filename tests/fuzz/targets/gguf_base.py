@@ -8,39 +8,22 @@ from lora_bench.engine.base_file import FormatError
 from lora_bench.engine.inspect import inspect_path
 from lora_bench.engine.plan import memory_plan
 
-from .. import gguf_bytes, tiny
+from .. import families, gguf_bytes, tiny
 from ..bench import BaseBench
 from ..target import Run, Target
 
-LAYER = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-         "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-SIZES = {
-    "block_count": tiny.LAYERS, "context_length": tiny.CONTEXT, "embedding_length": tiny.HIDDEN, "feed_forward_length": tiny.INTERMEDIATE,
-    "attention.head_count": tiny.HEADS, "attention.head_count_kv": tiny.KV_HEADS, "rope.dimension_count": tiny.HEAD_DIM, "rope.freq_base": 1e4,
-    "attention.layer_norm_rms_epsilon": 1e-5,
-}
 KEYS = [
-    *(f"llama.{key}" for key in SIZES), "llama.attention.key_length", "llama.attention.value_length", "llama.vocab_size", "llama.rope.scaling.type",
+    *(f"llama.{key}" for key in tiny.GGUF_SIZES), "llama.attention.key_length", "llama.attention.value_length", "llama.vocab_size", "llama.rope.scaling.type",
     "llama.rope.scaling.factor", "llama.rope.scaling.original_context_length", "llama.rope.scaling.attn_factor", "llama.attention.sliding_window",
     "llama.expert_count", "llama.attn_logit_softcapping", "llama.final_logit_softcapping", "llama.attention.scale", "llama.logit_scale",
-    "llama.residual_scale", "llama.embedding_scale", "general.alignment", "general.architecture", "general.name", "general.type", "general.license",
+    "llama.residual_scale", "llama.embedding_scale",
+    *(f"{architecture}.{key}" for architecture, (_, own) in families.GGUF.items() for key in own), "phi3.rope.scaling.original_context_length", "general.alignment", "general.architecture", "general.name", "general.type", "general.license",
     "general.file_type", "split.count", "split.no", "split.tensors.count", "tokenizer.chat_template", "tokenizer.ggml.model", "tokenizer.ggml.pre",
     "tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type", "tokenizer.ggml.merges", "tokenizer.ggml.bos_token_id",
     "tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id", "tokenizer.ggml.unknown_token_id",
     "tokenizer.ggml.padding_token_id", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix",
     "tokenizer.ggml.remove_extra_whitespaces", "tokenizer.ggml.precompiled_charsmap", "adapter.type",
 ]
-
-
-def metadata(architecture: str = "llama", **changes: object) -> dict[str, object]:
-    """What a converter writes for the tiny base; changes are by key, dots and prefixes as in the file, None takes one away."""
-    pairs = {"general.architecture": architecture, "general.name": "tiny"} | {f"{architecture}.{key}": value for key, value in SIZES.items()}
-    pairs |= {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tiny.TOKENS,
-        "tokenizer.ggml.token_type": [2, 3, 3, 3, 3] + [1] * 45, "tokenizer.ggml.merges": ["t h", "h e"], "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": tiny.TEMPLATE,
-    } | changes
-    return {key: value for key, value in pairs.items() if value is not None}
 
 
 def tensors(random: Random, kind: str = "F32", hidden: int = tiny.HIDDEN, intermediate: int = tiny.INTERMEDIATE, layers: int = tiny.LAYERS,
@@ -63,18 +46,22 @@ def tensors(random: Random, kind: str = "F32", hidden: int = tiny.HIDDEN, interm
 
 def seeds() -> list[bytes]:
     random = Random(1)
-    result = [gguf_bytes.write(metadata(), tensors(random, kind)) for kind in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")]
-    result += [gguf_bytes.write(metadata(), tensors(random), 2), gguf_bytes.write(metadata(), tensors(random), 3, ">")]
-    result.append(gguf_bytes.write(metadata(**{"general.alignment": 64}), tensors(random, tied=True), alignment=64))
+    result = [gguf_bytes.write(tiny.gguf_metadata(), tensors(random, kind)) for kind in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4")]
+    result += [gguf_bytes.write(tiny.gguf_metadata(), tensors(random), 2), gguf_bytes.write(tiny.gguf_metadata(), tensors(random), 3, ">")]
+    result.append(gguf_bytes.write(tiny.gguf_metadata() | {"general.alignment": 64}, tensors(random, tied=True), alignment=64))
     factors: gguf_bytes.Tensor = "F32", (tiny.HEAD_DIM // 2,), b"\0\0\x80\x3f" * (tiny.HEAD_DIM // 2)
-    result.append(gguf_bytes.write(metadata(), {"rope_freqs.weight": factors} | tensors(random)))
+    result.append(gguf_bytes.write(tiny.gguf_metadata(), {"rope_freqs.weight": factors} | tensors(random)))
     spm = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": None, "tokenizer.ggml.merges": None, "tokenizer.ggml.tokens": tiny.PIECES,
            "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * (len(tiny.PIECES) - 259),
            "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(len(tiny.PIECES) - 259)], "tokenizer.ggml.add_space_prefix": True}
-    result.append(gguf_bytes.write(metadata(**spm), tensors(random, vocab=len(tiny.PIECES))))
+    result.append(gguf_bytes.write(_merged(spm), tensors(random, vocab=len(tiny.PIECES))))
     wide = {"llama.embedding_length": 256, "llama.feed_forward_length": 256, "llama.block_count": 1, "llama.rope.dimension_count": 64}
-    result += [gguf_bytes.write(metadata(**wide), tensors(random, kind, 256, 256, 1)) for kind in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]
-    return result
+    result += [gguf_bytes.write(_merged(wide), tensors(random, kind, 256, 256, 1)) for kind in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]
+    return result + [families.gguf_file(architecture) for architecture in families.GGUF]
+
+
+def _merged(changes: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in (tiny.gguf_metadata() | changes).items() if value is not None}
 
 
 def prepare(folder: Path) -> Run:
