@@ -66,12 +66,12 @@ class AdapterWeights:
     embedding: LoraPair | None = None
     """LoRA on embed_tokens: a [r, vocab], b [hidden, r]; a token's row gets its column of a"""
     replaced: Mapping[str, Tensor] = field(default_factory=dict)
-    """canonical tensor name -> what stands in its place: norms and biases, embed_tokens.weight and lm_head.weight, these two
-    perhaps with more rows than the base (added vocabulary)"""
+    """canonical tensor name -> what stands in its place: norms (as the base has them in memory) and biases, embed_tokens.weight and
+    lm_head.weight, these two perhaps with more rows than the base (added vocabulary)"""
     rows: Mapping[str, TokenRows] = field(default_factory=dict)
     """"embed_tokens.weight" / "lm_head.weight" -> trained rows of it (trainable_token_indices)"""
     tokenizer_json: Path | None = None
-    """the adapter's own tokenizer where it has tokens that the base lacks"""
+    """the tokenizer beside it; what it adds to the base's is known when both are there"""
 
     @property
     def pairs(self) -> tuple[LoraPair, ...]:
@@ -123,6 +123,16 @@ def _update(total: hashlib._Hash, label: str, tensor: Tensor | None) -> None:
     if tensor is not None:
         total.update(f"{label} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         total.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+
+
+def acting_notes(weights: AdapterWeights) -> list[str]:
+    """What a person would not expect of how it acts, a sentence each."""
+    notes = []
+    if any(pair.magnitude is not None for pair in weights.pairs):
+        notes.append("DoRA: scale 0 is off, the base itself; PEFT's scale 0 would keep the trained magnitudes")
+    if weights.replaced or weights.rows or any(pair.magnitude is not None for pair in weights.pairs):
+        notes.append("the delta norms by layer are of its low-rank factors alone; its check has those of all that it changes")
+    return notes
 
 
 def layer_norms(modules: Mapping[str, LoraPair], layers: int) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..models.facts import ModelFacts
 from ..protocol import AdapterInfo
 from ..weights.files import show
-from .adapter import AdapterWeights, LoraPair, content_digest, layer_norms, target_counts
+from .adapter import AdapterWeights, LoraPair, acting_notes, content_digest, layer_norms, target_counts
 from .file import AdapterFile
 from .keys import TensorNames
 from .match import Places
@@ -39,7 +39,7 @@ def describe(
         dtype="+".join(dtypes),
         base_model=settings.base_model,
         invocation_tokens=settings.invocation,
-        unmatched=tuple(show(path, 160) for path in places.unmatched[:MOST_UNMATCHED]),
+        unmatched=tuple(path[:160] for path in places.unmatched[:MOST_UNMATCHED]),
         replaced=tuple(sorted(weights.replaced)),
         token_rows={place: len(rows.ids) for place, rows in weights.rows.items()},
         added_rows=max(weights.vocab_rows(facts.vocab) - facts.vocab, 0),
@@ -62,6 +62,7 @@ def _notes(file: AdapterFile, weights: AdapterWeights, places: Places, names: Te
                      + ", ".join(show(path) for path in places.unmatched[:3]) + more)
     if not weights.replaced and not weights.rows and not any(map(_acts, weights.pairs)):
         notes.append(CHANGES_NOTHING)
+    notes += acting_notes(weights)
     notes += _whole_notes(file, weights, places, facts)
     if isinstance(file.settings.targets, tuple) and file.settings.targets:
         notes += _target_notes((*file.settings.targets, *file.settings.parameters), [pair.path for pair in names.pairs])
@@ -86,6 +87,8 @@ def _whole_notes(file: AdapterFile, weights: AdapterWeights, places: Places, fac
     if file.settings.bias != "none" and not any(place.endswith(".bias") for place in weights.replaced):
         notes.append(f"bias is {file.settings.bias!r} but the file holds no biases: there are none to change")
     added = weights.vocab_rows(facts.vocab) - facts.vocab
+    if added > 0 and not {"lm_head.weight"} & {*weights.replaced, *weights.rows}:
+        notes.append(f"has {added} tokens more than the base in its embedding but not in its lm_head: they are read, never written")
     if added > 0 and weights.tokenizer_json is None:
         notes.append(f"has rows for {added} tokens more than the base but no tokenizer.json that names them: they are never read from text")
     return notes

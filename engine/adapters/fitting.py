@@ -28,8 +28,8 @@ def check_settings(file: AdapterFile, places: Places, facts: ModelFacts) -> None
             _check_part(file, pair, "lora_bias", settings.lora_bias, pair.bias, "bias of lora_B")
     held = [path.rpartition(".")[0] for path in places.whole]
     for name in settings.saved:
-        # PEFT takes every module whose name ends so
-        if not any(module.endswith(name) or name.endswith(module) for module in held):
+        # PEFT takes every module whose name ends so, with all that is inside
+        if not any(f"{name}." in f"{module}." or name.endswith(f".{module}") for module in held):
             raise AdapterError(f"{file.weights_path}: modules_to_save lists {show(name)}, which the file does not hold; it is incomplete, "
                                "save or download it again")
 

@@ -25,7 +25,8 @@ _ENDINGS = {
     "rows": rf"token_adapter\.trainable_tokens_delta{_ADAPTER}",
     "unused": r"original_module\.(?:weight|bias)",
     "copy": r"(?:token_adapter\.)?base_layer\.(?P<end>weight|bias)",
-    "whole": rf"(?:modules_to_save{_ADAPTER}\.)?(?P<end>weight|bias)",
+    "saved": rf"modules_to_save{_ADAPTER}\.(?P<end>weight|bias)",
+    "whole": r"(?P<end>weight|bias)",
 }
 """what follows the path of a module, by the kind of tensor; the first that fits"""
 _KINDS = tuple((kind, re.compile(rf"(?P<path>.+?)\.{ending}", re.DOTALL)) for kind, ending in _ENDINGS.items())
@@ -76,18 +77,24 @@ def sort_names(names: Iterable[str], file: Path) -> TensorNames:
     """
     parts: dict[str, dict[str, str]] = {}
     whole: dict[str, WholeName] = {}
+    saved: dict[str, WholeName] = {}
     rows: dict[str, str] = {}
     unused = []
     for name in sorted(names):
         kind, path, end = _parse(name, file)
         if kind in ("copy", "whole"):
             _put(whole, f"{path}.{end}", WholeName(name, kind == "copy"), name, file)
+        elif kind == "saved":
+            _put(saved, f"{path}.{end}", WholeName(name), name, file)
         elif kind == "rows":
             _put(rows, path, name, name, file)
         elif kind == "unused":
             unused.append(name)
         else:
             _put(parts.setdefault(path, {}), kind, name, name, file)
+    # with save_embedding_layers PEFT writes the same tensor under both names
+    unused += [saved[place].name for place in saved.keys() & whole.keys()]
+    whole = saved | whole
     if not parts and not whole and not rows:
         raise AdapterError(f"{file}: holds no tensors; save the adapter again")
     return TensorNames(tuple(_pair(path, found, file) for path, found in parts.items()), whole, rows, tuple(unused))

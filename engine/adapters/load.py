@@ -18,7 +18,7 @@ from .keys import sort_names
 from .match import Places, match
 from .scales import effective_scales, pattern_notes
 from .tensors import Advance, TensorSource, open_tensors
-from .vocabulary import own_tokenizer, shared_with_head, token_rows
+from .vocabulary import shared_with_head, token_rows
 
 
 def load_adapter(file: AdapterFile, facts: ModelFacts, name: str, advance: Advance = lambda count: None) -> Adapter:
@@ -50,7 +50,7 @@ def _read(
     return AdapterWeights(
         modules=dict(sorted(regroup(loaded, facts, file.weights_path).items())), embedding=embedding,
         replaced=_whole(file, places, source, facts), rows=token_rows(file, places, source, vocab),
-        tokenizer_json=own_tokenizer(file, facts))
+        tokenizer_json=file.tokenizer_json)
 
 
 def _whole(file: AdapterFile, places: Places, source: TensorSource, facts: ModelFacts) -> dict[str, Tensor]:

@@ -1,14 +1,13 @@
-"""What an adapter changes of single tokens: trained rows, rows of added tokens, its own tokenizer."""
+"""What an adapter changes of single tokens: trained rows, rows of added tokens."""
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from ..models.facts import ModelFacts
-from ..weights.files import read_json_object, show
+from ..weights.files import show
 from .adapter import TokenRows
 from .config import LoraSettings
 from .errors import AdapterError
@@ -31,7 +30,9 @@ def shared_with_head(places: Places, facts: ModelFacts, settings: LoraSettings) 
         apart = any(name.endswith(one) for name in settings.saved) and not settings.tying
         if found is not None and f"{other}.weight" not in whole and not apart:
             whole[f"{other}.weight"] = found
-    if "embed_tokens" in rows and "lm_head" not in rows and "lm_head.weight" not in whole:
+    trained = whole.get("lm_head.weight")
+    apart = "lm_head" in rows and "lm_head" in settings.token_rows
+    if "embed_tokens" in rows and not apart and (trained is None or trained.copy):
         rows["lm_head"] = rows["embed_tokens"]
     return replace(places, whole=whole, rows=rows)
 
@@ -46,25 +47,13 @@ def token_rows(file: AdapterFile, places: Places, source: TensorSource, vocab: M
     result: dict[str, TokenRows] = {}
     by_tensor: dict[str, TokenRows] = {}
     for module, tensor in places.rows.items():
-        ids = given.get(module, given.get("embed_tokens") if tensor == places.rows.get("embed_tokens") else None)
+        ids = given.get("embed_tokens" if tensor == places.rows.get("embed_tokens") else module)
         _check_rows(file, tensor, ids, source.shapes[tensor], vocab[module])
         if tensor not in by_tensor:
             order = torch.tensor(ids, dtype=torch.int64).argsort()
             by_tensor[tensor] = TokenRows(torch.tensor(ids, dtype=torch.int64)[order], source.tensor(tensor)[order].contiguous())
         result[f"{module}.weight"] = by_tensor[tensor]
     return result
-
-
-def own_tokenizer(file: AdapterFile, facts: ModelFacts) -> Path | None:
-    """The folder's tokenizer.json when it has tokens that the base has not; None otherwise.
-
-    Raises FormatError when it is no tokenizer.json.
-    """
-    if file.tokenizer_json is None:
-        return None
-    added = read_json_object(file.tokenizer_json).get("added_tokens")
-    ids = [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    return file.tokenizer_json if any(type(number) is int and number >= facts.vocab for number in ids) else None
 
 
 def _check_rows(file: AdapterFile, tensor: str, ids: tuple[int, ...] | None, shape: tuple[int, ...], vocab: int) -> None:
