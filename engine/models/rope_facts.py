@@ -35,9 +35,9 @@ def rope_of(given: Mapping[str, Any], config: Fields, rotary: int, context: int)
         raise FormatError(f"{config.path}: the RoPE parameters have {show(changed)} {show(given[changed])}, which is not supported for this model")
     source = Fields(given, config.path)
     kind = given.get("rope_type", given.get("type", "default"))
-    if not isinstance(kind, str) or kind not in _CONFIG_KINDS:
-        raise FormatError(f"{config.path}: RoPE scaling of kind {show(kind)} is not supported; {', '.join(_CONFIG_KINDS)} are")
-    return Rope(source.positive("rope_theta", 10000.0), _CONFIG_KINDS[kind](source, rotary, context))
+    if not isinstance(kind, str) or kind not in CONFIG_KINDS:
+        raise FormatError(f"{config.path}: RoPE scaling of kind {show(kind)} is not supported; {', '.join(CONFIG_KINDS)} are")
+    return Rope(source.positive("rope_theta", 10000.0), CONFIG_KINDS[kind](source, rotary, context))
 
 
 def _linear(source: Fields, rotary: int, context: int) -> RopeScaling:
@@ -76,7 +76,7 @@ def _longrope(source: Fields, rotary: int, context: int) -> RopeScaling:
         short_factors=source.numbers("short_factor", rotary // 2), long_factors=source.numbers("long_factor", rotary // 2))
 
 
-_CONFIG_KINDS: dict[str, Callable[[Fields, int, int], RopeScaling | None]] = {
+CONFIG_KINDS: dict[str, Callable[[Fields, int, int], RopeScaling | None]] = {
     "default": lambda source, rotary, context: None, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn,
     "longrope": _longrope, "su": _longrope,
 }

@@ -31,10 +31,10 @@ def build(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[in
     Raises FormatError naming `source` and the key that cannot be honoured.
     """
     model = metadata.get("tokenizer.ggml.model")
-    if not isinstance(model, str) or model not in _MODELS:
-        raise FormatError(f"{source}: tokenizer model {show(model)} is not supported; {', '.join(_MODELS)} are "
+    if not isinstance(model, str) or model not in MODELS:
+        raise FormatError(f"{source}: tokenizer model {show(model)} is not supported; {', '.join(MODELS)} are "
                           "(byte-level BPE, SentencePiece BPE, SentencePiece unigram)")
-    tokenizer = _MODELS[model](metadata, tokens, kinds, source)
+    tokenizer = MODELS[model](metadata, tokens, kinds, source)
     tokenizer.add_special_tokens(_added(tokens, kinds, (CONTROL, UNKNOWN), strips))
     tokenizer.add_tokens(_added(tokens, kinds, (USER_DEFINED,), strips))
     return tokenizer
@@ -74,5 +74,5 @@ def _merges(lines: Any, vocab: Mapping[str, int], source: object) -> list[tuple[
     return merges
 
 
-_MODELS = {"gpt2": _byte_level, "llama": piece_bpe, "t5": unigram}
+MODELS = {"gpt2": _byte_level, "llama": piece_bpe, "t5": unigram}
 """tokenizer.ggml.model -> its builder"""
