@@ -6,14 +6,15 @@ adapter.lora.task_name, adapter.lora.prompt_prefix, adapter.alora.invocation_tok
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ..models.facts import ModelFacts, module_shapes, tensor_shapes
-from ..models.names import gguf_module
+from ..models.facts import ModelFacts
+from ..models.names import gguf_layer_names, gguf_module
 from ..weights.files import show
 from ..weights.gguf import read_header
 from .card import MAX_PREFIX, cut_metadata
@@ -64,11 +65,12 @@ def canonical(names: TensorNames, architecture: str, facts: ModelFacts, path: Pa
     if architecture != own:
         raise AdapterError(f"{path}: is an adapter for the architecture {show(architecture)}, the base is {own}; load the base that it was "
                            "trained on")
-    modules = {name.rpartition(".")[0] for name in tensor_shapes(facts)} | {*module_shapes(facts)}
-    table = {gguf_module(module, facts): module for module in modules}
+    in_layer = {name: module for module, name in gguf_layer_names(facts).items()}
+    outside = {gguf_module(module, facts): module for module in ("embed_tokens", "norm", "lm_head")}
 
     def rename(path: str) -> str:
-        return table.get(path, path)
+        found = re.fullmatch(r"blk\.(\d{1,9})\.(\w+)", path)
+        return f"layers.{int(found[1])}.{in_layer[found[2]]}" if found and found[2] in in_layer else outside.get(path, path)
 
     return replace(
         names, pairs=tuple(replace(pair, path=rename(pair.path)) for pair in names.pairs),
