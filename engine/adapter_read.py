@@ -23,14 +23,24 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAdapter:
-    """An adapter in RAM, and the files that it came from as they were."""
+class Source:
+    """Where an adapter came from."""
 
-    adapter: Adapter
     path: Path
     """absolute, as the user named it"""
+    exact: Path
+    """what that led to: of a run's folder the checkpoint that was its newest"""
     files: tuple[Path, ...]
     stamp: Stamp
+    """of `files`, from before they were read"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAdapter:
+    """An adapter in RAM."""
+
+    adapter: Adapter
+    source: Source
     ms: float
     vocabulary: Vocabulary | None = None
     """with what the adapter adds to the base's, if anything"""
@@ -63,12 +73,16 @@ def read_adapter(
     adapter = load_adapter(file, facts, name or file.default_name, advance)
     if files_of(file) != files or stamp_of(files) != stamp:
         raise AdapterError(f"{os.fspath(path)}: changed while it was read; let what writes to it finish and load it again")
-    return ReadAdapter(adapter, file.path.absolute(), files, stamp, (perf_counter() - began) * 1e3)
+    exact = file.config_path.parent if file.path.is_dir() else file.path
+    source = Source(file.path.absolute(), exact.absolute(), files, stamp)
+    return ReadAdapter(adapter, source, (perf_counter() - began) * 1e3)
 
 
 def files_of(file: AdapterFile) -> tuple[Path, ...]:
     """The files whose content the adapter is."""
-    return tuple(dict.fromkeys(path.absolute() for path in (file.config_path, file.weights_path)))
+    parts = [entry.file for entry in (file.entries or {}).values()]
+    tokenizer = [file.tokenizer_json] if file.tokenizer_json else []
+    return tuple(dict.fromkeys(path.absolute() for path in (file.config_path, file.weights_path, *parts, *tokenizer)))
 
 
 def differences(old: AdapterInfo, new: AdapterInfo) -> tuple[str, ...]:

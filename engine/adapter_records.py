@@ -2,27 +2,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
+from .adapter_read import Source
 from .adapters.errors import AdapterError
 from .mix import unknown_adapter
 from .protocol import AdapterInfo
 from .vocabulary import Vocabulary
-from .watch import FileState, Stamp, Watched
+from .watch import FileState, Watched
 
 
 @dataclass(slots=True)
 class Record:
     info: AdapterInfo
-    path: Path
-    """absolute, as the user named it"""
-    files: tuple[Path, ...]
-    stamp: Stamp
-    """of `files`, from before they were read"""
+    source: Source
     file: FileState = ""
-    """what became of `files` since"""
+    """what became of the files of `source` since they were read"""
     own_invocation: bool = False
     """set by command, not by the file"""
     vocabulary: Vocabulary | None = None
@@ -61,7 +57,7 @@ class Records(dict[str, Record]):
         record = self[name]
         kept = self._free(f"{name}@{record.info.digest[:8]}")
         info = msgspec.structs.replace(record.info, name=kept)
-        self[kept] = Record(info, record.path, record.files, record.stamp, vocabulary=record.vocabulary, leaving=True, replaced=True)
+        self[kept] = Record(info, record.source, vocabulary=record.vocabulary, leaving=True, replaced=True)
         return kept
 
     def twins(self, info: AdapterInfo) -> list[str]:
@@ -72,11 +68,11 @@ class Records(dict[str, Record]):
         """Other names that were loaded from the same files and keep other content than `name` has."""
         own = self[name]
         return tuple(other for other, record in self.items()
-                     if not record.replaced and record.files == own.files and record.info.digest != own.info.digest)
+                     if not record.replaced and record.source.files == own.source.files and record.info.digest != own.info.digest)
 
     def watched(self) -> tuple[Watched, ...]:
         """The files of every adapter, and what they were like when they were read."""
-        return tuple(Watched(name, record.files, record.stamp) for name, record in self.items() if not record.replaced)
+        return tuple(Watched(name, record.source.files, record.source.stamp) for name, record in self.items() if not record.replaced)
 
     def _free(self, first: str, digest: str = "") -> str:
         name, number = first, 1

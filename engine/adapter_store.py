@@ -102,7 +102,7 @@ class AdapterStore:
                 return self._already_loaded(name, read)
             adapter = self._named(read.adapter, name)
             self._host.check_fits(adapter)
-            self._records[name] = Record(adapter.info, read.path, read.files, read.stamp, vocabulary=read.vocabulary)
+            self._records[name] = Record(adapter.info, read.source, vocabulary=read.vocabulary)
             self._host.put(name, adapter, read.ms)
             self._emit(AdapterLoaded(adapter.info, read.ms))
             return adapter.info
@@ -120,7 +120,7 @@ class AdapterStore:
             same = adapter.info.digest == old.digest
             swap = Swap() if same else self._swap(name, adapter, read.ms)
             self._records[name] = Record(
-                adapter.info, read.path, read.files, read.stamp, own_invocation=record.own_invocation, vocabulary=read.vocabulary)
+                adapter.info, read.source, own_invocation=record.own_invocation, vocabulary=read.vocabulary)
             changes = () if same else differences(old, adapter.info)
             others = self._records.neighbours(name)
             self._emit(AdapterReloaded(adapter.info, old.digest, changes, others, swap.users, swap.kept_as, read.ms))
@@ -166,7 +166,7 @@ class AdapterStore:
 
     def path(self, name: str) -> Path:
         """Where `name` was loaded from. Raises AdapterError for one that is not loaded."""
-        return self._records.known(name).path
+        return self._records.known(name).source.path
 
     def watched(self) -> tuple[Watched, ...]:
         return self._records.watched()
@@ -174,7 +174,7 @@ class AdapterStore:
     def file_seen(self, watched: Watched, state: FileState) -> None:
         """What a look at the files of an adapter found; said when it is news."""
         record = self._records.get(watched.name)
-        if record is None or record.stamp != watched.stamp or record.file == state:
+        if record is None or record.source.stamp != watched.stamp or record.file == state:
             return
         record.file = state
         self._emit(AdapterFileChanged(watched.name, record.info.path, state or "back"))
@@ -291,8 +291,8 @@ class AdapterStore:
         if record.leaving:
             raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {_requests(self._users(name))}; "
                                "load it again after that")
-        if record.files == read.files:
-            record.stamp, record.file = read.stamp, ""
+        if record.source.files == read.source.files:
+            record.source, record.file = read.source, ""
         info = msgspec.structs.replace(record.info, notes=(*record.info.notes, f"was already loaded as {name!r} with the same content"))
         self._emit(AdapterLoaded(info, read.ms))
         return info
@@ -351,11 +351,11 @@ class AdapterStore:
     def _read_again(self, name: str) -> Adapter:
         record = self._records[name]
         try:
-            adapter = read_adapter(record.path, name, self._decoder.facts).adapter
+            adapter = read_adapter(record.source.exact, name, self._decoder.facts).adapter
         except (ValueError, OSError) as error:
             raise AdapterError(f"adapter {name!r} is no longer in memory and cannot be read again: {error}") from error
         if adapter.info.digest != record.info.digest:
-            raise AdapterError(f"adapter {name!r} is no longer in memory and {record.path} has changed since it was loaded; "
+            raise AdapterError(f"adapter {name!r} is no longer in memory and {record.source.exact} has changed since it was loaded; "
                                "unload it and load the new content")
         return adapter
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,14 +9,16 @@ from pathlib import Path
 from threading import Thread
 from typing import Literal
 
+from .adapters.file import checkpoint_step
+from .adapters.mlx import WEIGHTS as MLX_WEIGHTS
+from .adapters.peft import CONFIG, PICKLE, SAFETENSORS
+
 Stamp = tuple[tuple[int, int, int] | None, ...]
 """(mtime in ns, bytes, inode) of each file; None for one that is not there or cannot be reached"""
 FileState = Literal["", "changed", "deleted"]
 LOOK_SECONDS = 2.0
 MAX_ENTRIES = 10_000
 """of a folder that is searched for checkpoints"""
-CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
-CHECKPOINT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,9 @@ class _Families:
         self._coming: dict[Path, Stamp] = {}
 
     def new(self, files: Sequence[Watched]) -> Iterable[tuple[str, Path]]:
-        """(adapter, path) of checkpoints that appeared, both of whose files stayed as they are from one look to the next."""
-        parents = {watched.paths[0].parent.parent: watched.name for watched in files if CHECKPOINT.fullmatch(watched.paths[0].parent.name)}
+        """(adapter, path) of checkpoints that appeared and whose files stayed as they are from one look to the next."""
+        folders = {watched.paths[0].parent: watched.name for watched in files}
+        parents = {folder.parent: name for folder, name in folders.items() if checkpoint_step(folder) is not None}
         for parent, name in parents.items():
             there = _checkpoints(parent)
             known = self._known.setdefault(parent, set(there))
@@ -106,14 +108,14 @@ class _Families:
                     yield name, parent / checkpoint
 
     def _complete(self, folder: Path) -> bool:
-        now = stamp_of(folder / file for file in CHECKPOINT_FILES)
+        now = stamp_of(folder / file for file in (CONFIG, SAFETENSORS, PICKLE, MLX_WEIGHTS))
         before, self._coming[folder] = self._coming.get(folder), now
-        return now == before and None not in now
+        return now == before and now[0] is not None and any(now[1:])
 
 
 def _checkpoints(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return [entry.name for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False) if CHECKPOINT.fullmatch(entry.name)]
+            return [entry.name for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False) if checkpoint_step(Path(entry.name)) is not None]
     except OSError:
         return []
