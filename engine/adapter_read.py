@@ -86,7 +86,9 @@ def files_of(file: AdapterFile) -> tuple[Path, ...]:
 
 
 def differences(old: AdapterInfo, new: AdapterInfo) -> tuple[str, ...]:
-    """What is different between two contents of one name, a clause each; "the weights" when the facts are the same."""
+    """What is different between two contents of one name, a clause each: "the weights" when the facts are the same; nothing for one content."""
+    if old.digest == new.digest:
+        return ()
     facts = {
         "rank": lambda info: _numbers(info.ranks),
         "effective scale": lambda info: _numbers(info.effective_scales),

@@ -117,11 +117,13 @@ class AdapterStore:
             if record.leaving:
                 raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {_requests(self._users(name))}; load it again after that")
             old, adapter = record.info, self._keep_invocation(record, self._named(read.adapter, name))
-            same = adapter.info.digest == old.digest
+            changes = differences(old, adapter.info)
+            if _tokens(read.vocabulary) != _tokens(record.vocabulary):
+                changes += ("the added tokens",)
+            same = not changes
             swap = Swap() if same else self._swap(name, adapter, read.ms)
             self._records[name] = Record(
                 adapter.info, read.source, own_invocation=record.own_invocation, vocabulary=read.vocabulary)
-            changes = () if same else differences(old, adapter.info)
             others = self._records.neighbours(name)
             self._emit(AdapterReloaded(adapter.info, old.digest, changes, others, swap.users, swap.kept_as, read.ms))
             return swap
@@ -382,6 +384,10 @@ class AdapterStore:
 
 def _ms_since(began: float) -> float:
     return (perf_counter() - began) * 1000
+
+
+def _tokens(vocabulary: Vocabulary | None) -> Mapping[str, tuple[int, bool]]:
+    return vocabulary.tokens if vocabulary else {}
 
 
 def _requests(users: Sequence[int]) -> str:

@@ -315,8 +315,23 @@ def test_a_checkpoint_that_appears_is_told_when_it_is_complete(bench: Bench, ada
     assert not bench.of(CheckpointAppeared)
     _look(bench, watch)
     _look(bench, watch)
-    assert bench.of(CheckpointAppeared) == [CheckpointAppeared("checkpoint-100", str(folder))]
-    assert set(bench.engine.model.store.infos) == {"one", "checkpoint-100"}
+    assert bench.of(CheckpointAppeared) == [CheckpointAppeared("run-checkpoint-100", str(folder))]
+    assert set(bench.engine.model.store.infos) == {"one", "run-checkpoint-100"}
+
+
+def test_a_run_s_folder_stays_the_checkpoint_that_was_newest_until_it_is_reloaded(tiny_gguf: Write, adapter_folder: Write) -> None:
+    first = _written(adapter_folder, "run/checkpoint-100")
+    bench = _Bench(tiny_gguf(), slots=1, host_cache_bytes=6000)  # the host tier holds one of them
+    info = bench.engine.load_adapter(str(first.parent), "run")
+    old = bench.reply((AdapterUse("run"),))
+    new = _alone(bench, _written(adapter_folder, "run/checkpoint-200"))
+    bench.engine.load_adapter(str(_written(adapter_folder, "two")), "two")
+    bench.reply((AdapterUse("two"),))
+    assert bench.engine.snapshot().adapters[0].tier == "disk" and info.bytes <= 6000 < 2 * info.bytes
+    assert bench.reply((AdapterUse("run"),)) == old, "read again from where it was read"
+    bench.engine.reload_adapter("run")
+    assert bench.reply((AdapterUse("run"),)) == new
+    assert any("checkpoint-200 is opened" in note for note in bench.engine.model.store.infos["run"].notes)
 
 
 def test_a_link_that_points_elsewhere_is_another_file(tmp_path: Path) -> None:

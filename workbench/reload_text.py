@@ -32,7 +32,7 @@ def checkpoint_text(event: CheckpointAppeared) -> str:
 
 def reloaded_text(event: AdapterReloaded) -> str:
     name, old, new = event.adapter.name, event.old_digest[:SHOWN_DIGEST], event.adapter.digest[:SHOWN_DIGEST]
-    if event.adapter.digest == event.old_digest:
+    if not event.changes:
         return f"{name} was read again: the same content (sha {new}), nothing changed"
     parts = [f"{name} was read again: sha {old} → {new}, {', '.join(event.changes)}"]
     if event.kept_for:

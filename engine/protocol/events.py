@@ -59,7 +59,7 @@ class AdapterFailed(Struct):
 
 
 class AdapterReloaded(Struct):
-    """An adapter's file was read again. With equal digests nothing changed."""
+    """An adapter's file was read again. Without `changes` it is what was loaded."""
 
     adapter: AdapterInfo
     old_digest: str
