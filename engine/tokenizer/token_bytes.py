@@ -42,7 +42,9 @@ class Decoding:
 
 def decoding_of(fast: Fast, where: object) -> Decoding:
     """Raises FormatError for a decoder that is not known here: its text would come out wrong."""
-    decoder: dict[str, Any] = json.loads(fast.decoder.__getstate__()) if fast.decoder is not None else {"type": "none"}
+    if fast.decoder is None:
+        raise FormatError(f"{where}: has no decoder, so how tokens become text is not known; download the file again")
+    decoder: dict[str, Any] = json.loads(fast.decoder.__getstate__())
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kinds = [step["type"] for step in steps]
     for step in steps:
