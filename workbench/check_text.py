@@ -95,7 +95,7 @@ def _effect(report: CheckReport, no_effect: str) -> tuple[str, ...]:
     if not report.effect:
         return (no_effect,) if no_effect else ()
     positions = sum(part.positions for part in report.effect)
-    lines = [f"{report.changed_share:.1%} of the likeliest tokens change · KL(base‖adapter) {_nats(report.mean_kl)} nats a token · {positions} tokens"]
+    lines = [f"{report.changed_share:.1%} of {positions} likeliest tokens change · KL(base‖adapter) {_nats(report.mean_kl)} nats a token"]
     for part in report.effect:
         changed = f"{part.changed}/{part.positions}"
         example = f"  {clean_line(part.before, 12)!r} → {clean_line(part.after, 12)!r}" if part.changed else ""
@@ -137,14 +137,12 @@ def _fields(fields: Sequence[FieldVerdict], width: int) -> tuple[str, ...]:
     for field in fields:
         if field.verdict == "refused":
             lines += _wrapped(f"{field.field} = {field.value}: refused: {field.why}", width, "✗ ")
-    honoured = [field for field in fields if field.verdict == "honoured"]
-    groups = {
-        "honoured": [f"{field.field} = {clean_line(field.value, 60)}" for field in honoured if field.value not in UNSET],
-        "not set": [field.field for field in honoured if field.value in UNSET],
-        "without meaning here": [field.field for field in fields if field.verdict == "irrelevant"],
-    }
-    for label, items in groups.items():
-        lines += _wrapped(" · ".join(items), width, f"{label}: ", "  ", 8000) if items else []
+        elif field.verdict == "honoured" and field.value not in UNSET:
+            lines += _wrapped(f"{field.field} = {field.value}", width, "✓ ", "    ")
+    unset = [field.field for field in fields if field.verdict == "honoured" and field.value in UNSET]
+    idle = [field.field for field in fields if field.verdict == "irrelevant"]
+    lines += _wrapped(", ".join(unset), width, "not set: ", "    ", 8000) if unset else []
+    lines += _wrapped(", ".join(idle), width, "without meaning here: ", "    ", 8000) if idle else []
     return tuple(lines)
 
 

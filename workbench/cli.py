@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
@@ -122,7 +123,7 @@ def chat(
 
 @app.command
 def check(
-    model: Annotated[str, Parameter(help="GGUF file or Hugging Face folder; '-' is the default model.")],
+    model: Annotated[str, Parameter(help="GGUF file or Hugging Face folder; the word default is the default model.")],
     adapters: Annotated[tuple[str, ...], Parameter(negative="", help="Adapters: files, folders or samples' names.")],
     /,
     *,
@@ -136,7 +137,8 @@ def check(
     from .check import report
 
     paths = [find_adapter(AdapterArgument(text, None, 1.0), "").path for text in adapters]
-    return report(None if model == "-" else find_model(model), paths, effect, device, dtype, weights, as_json=json)
+    by_default = model == "default" and not Path(model).exists()
+    return report(None if by_default else find_model(model), paths, effect, device, dtype, weights, as_json=json)
 
 
 @app.command
