@@ -97,6 +97,18 @@ TINY_TEMPLATE = ("{% for m in messages %}{{ '<|im_start|>' + m.role + ':' + m.co
                  "{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% endif %}")
 
 
+def tiny_tokenizer() -> dict[str, object]:
+    """A tokenizer.json of TINY_TOKENS."""
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
+        "added_tokens": [{"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+                          "special": True} for i, text in enumerate(TINY_TOKENS[:5])],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": {text: i for i, text in enumerate(TINY_TOKENS)}, "merges": [["t", "h"], ["h", "e"]]},
+    }
+
+
 @pytest.fixture
 def tiny_tensors(tiny_facts: ModelFacts, seed: int) -> dict[str, Tensor]:
     """Random weights of `tiny_facts` by canonical name."""
@@ -174,14 +186,7 @@ def tiny_folder(tmp_path: Path, tiny_facts: ModelFacts, tiny_tensors: dict[str, 
         "num_key_value_heads": f.kv_heads, "head_dim": f.head_dim, "vocab_size": f.vocab, "max_position_embeddings": f.context,
         "rms_norm_eps": f.rms_eps, "rope_theta": f.rope_theta, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
     }
-    tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
-        "added_tokens": [{"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-                          "special": True} for i, text in enumerate(TINY_TOKENS[:5])],
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "vocab": {text: i for i, text in enumerate(TINY_TOKENS)}, "merges": [["t", "h"], ["h", "e"]]},
-    }
+    tokenizer = tiny_tokenizer()
 
     def write(name: str = "tiny", config: Mapping[str, object] = {}, settings: Mapping[str, object] = {},  # noqa: B006
               tensors: Mapping[str, object] = {}, files: Mapping[str, object] = {}) -> Path:  # noqa: B006
