@@ -29,7 +29,7 @@ TYPES = ("F32", "F16", "BF16", "Q8_0")
 _EMBEDDING = "token_embd.weight"
 _OF_THE_BASE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """tensors of the base that converters leave in an adapter"""
-_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+_ARCHITECTURES = {"mistral": "llama", "ministral": "llama", "gemma3_text": "gemma3"}
 """model_type of config.json -> general.architecture, where they differ"""
 
 

@@ -28,7 +28,7 @@ CONTAINERS = {
 
 
 def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
-    """The adapter at `path`: a folder, or a file of one. Of a folder of checkpoint-STEP folders the newest, and a note says so.
+    """The adapter at `path`: a folder, or a file of one. Of a folder of checkpoint-STEP folders the newest, under its own path, said in a note.
 
     Raises AdapterError, FormatError or OSError with a sentence that names the file.
     """
@@ -62,9 +62,9 @@ def _open_folder(given: Path) -> AdapterFile:
         return open_mlx(given, given) if _is_mlx(given) else open_peft(given, given)
     if found := members(given):
         newest = found[-1]
-        others = f", of {len(found)} checkpoints" if len(found) > 1 else ""
+        others = f" of {len(found)} checkpoints" if len(found) > 1 else " checkpoint"
         file = _open_folder(newest.path)
-        return replace(file, path=given, notes=(*file.notes, f"{newest.path.name} is opened, the newest{others}"))
+        return replace(file, notes=(*file.notes, f"{newest.path.name} is opened, the newest{others}"))
     raise AdapterError(f"{given}: has no {CONFIG}{what_else(given)}; give the folder that the adapter was saved to")
 
 
