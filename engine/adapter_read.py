@@ -94,13 +94,15 @@ def differences(old: AdapterInfo, new: AdapterInfo) -> tuple[str, ...]:
         "effective scale": lambda info: _numbers(info.effective_scales),
         "invocation": lambda info: repr(info.invocation) if info.invocation else "none",
         "modules": lambda info: f"{info.matched}/{info.total}",
-        "targets": lambda info: " ".join(info.targets),
         "dtype": lambda info: info.dtype,
-        "bytes": lambda info: f"{info.bytes:,}",
     }
-    found = tuple(f"{label} {fact(old)} → {fact(new)}" for label, fact in facts.items() if fact(old) != fact(new))
-    return found or ("the weights",)
+    found = [f"{label} {fact(old)} → {fact(new)}" for label, fact in facts.items() if fact(old) != fact(new)]
+    found += [f"{word} {kind}" for word, kinds in (("now also", new.targets.keys() - old.targets), ("no longer", old.targets.keys() - new.targets))
+              for kind in sorted(kinds)]
+    return tuple(found) or ("the weights",)
 
 
 def _numbers(values: tuple[float, ...]) -> str:
-    return "/".join(f"{value:g}" for value in values[:6]) + ("/…" if len(values) > 6 else "")
+    if not values:
+        return "none"
+    return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g}–{values[-1]:g}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 from ..engine import protocol as p
 from .check_text import verdict_text
 from .mixboard import mix_text
-from .reload_text import checkpoint_text, file_text, reload_failed_text, reloaded_text
+from .reload_text import checkpoint_text, reload_failed_text, sha_text
 from .text import size_text
 
 
@@ -28,15 +28,16 @@ def _unloading(event: p.AdapterUnloading) -> tuple[str, bool]:
     return f"unload of {event.name} waits for request {waiting}", False
 
 
+_FILE = {"changed": "its file changed on disk", "deleted": "its file is gone", "back": "its file is again what was read"}
 _LINES = {
     p.EngineStarted: lambda e: (f"engine started, pid {e.pid}, torch {e.torch}, {', '.join(e.devices)}", False) if e.devices else None,
     p.ModelLoaded: lambda e: (f"model {e.model.name} ready in {e.ms / 1000:.1f} s", False),
     p.ModelFailed: lambda e: ("load cancelled" if e.cancelled else f"model failed: {e.message}", not e.cancelled),
     p.AdapterLoaded: _adapter,
     p.AdapterFailed: lambda e: (f"{e.name or e.path}: load stopped" if e.cancelled else f"{e.name or e.path} failed: {e.message}", not e.cancelled),
-    p.AdapterReloaded: lambda e: (reloaded_text(e), False),
+    p.AdapterReloaded: lambda e: (f"{e.adapter.name} was read again: {sha_text(e)}", False),
     p.ReloadFailed: lambda e: (reload_failed_text(e), not e.cancelled),
-    p.AdapterFileChanged: lambda e: (file_text(e), e.what != "back"),
+    p.AdapterFileChanged: lambda e: (f"{e.name}: {_FILE[e.what]}", e.what != "back"),
     p.CheckpointAppeared: lambda e: (checkpoint_text(e), False),
     p.AdapterUnloading: _unloading,
     p.AdapterUnloaded: lambda e: (f"{e.name} unloaded, {size_text(e.freed_bytes)} freed", False),

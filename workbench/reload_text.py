@@ -30,11 +30,13 @@ def checkpoint_text(event: CheckpointAppeared) -> str:
     return f"a new checkpoint lies beside {event.beside}: /load {event.path}"
 
 
+def sha_text(event: AdapterReloaded) -> str:
+    new = event.adapter.digest[:SHOWN_DIGEST]
+    return f"sha {event.old_digest[:SHOWN_DIGEST]} → {new}" if event.changes else f"the same content (sha {new}), nothing changed"
+
+
 def reloaded_text(event: AdapterReloaded) -> str:
-    name, old, new = event.adapter.name, event.old_digest[:SHOWN_DIGEST], event.adapter.digest[:SHOWN_DIGEST]
-    if not event.changes:
-        return f"{name} was read again: the same content (sha {new}), nothing changed"
-    parts = [f"{name} was read again: sha {old} → {new}, {', '.join(event.changes)}"]
+    parts = [f"{event.adapter.name} was read again: {', '.join((sha_text(event), *event.changes))}"]
     if event.kept_for:
         who = ", ".join(map(str, event.kept_for))
         parts.append(f"request {who} finishes on the old content, which holds its slot as {event.kept_as} until then")
