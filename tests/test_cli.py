@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,35 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 4096)
     except OSError:  # the other side is closed
         return b""
+
+
+# -- check ----------------------------------------------------------------------------------------
+def test_check_reports_for_people_and_for_scripts(tiny_gguf: Callable, adapter_folder: Callable) -> None:
+    base, good = str(tiny_gguf()), adapter_folder("good\x1b]2;owned\x07", bias="none")
+    done = run("check", base, str(good), "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    report = result["reports"][0]
+    assert result["usable"] and report["info"]["matched"] == 4 and len(report["effect"]) == 5 and report["deltas"]
+    bad = adapter_folder("bad", use_qalora=True)
+    done = run("check", base, str(good), str(bad), "--no-effect")
+    assert done.returncode == 3 and "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("good␛]2;owned") and lines[0].endswith(": usable") and "bad: NOT usable" in lines
+    assert lines[lines.index("bad: NOT usable") + 1].startswith("  ✗ ") and "use_qalora" in done.stdout and "not run (--no-effect)" in done.stdout
+    assert max(map(len, lines)) <= 80
+
+
+def test_check_of_an_adapter_that_does_nothing_ends_with_3(tiny_gguf: Callable, adapter_folder: Callable) -> None:
+    done = run("check", str(tiny_gguf()), str(adapter_folder("zero", lora_alpha=0)))
+    assert done.returncode == 3 and "zero: NOT usable" in done.stdout and "changes nothing" in done.stdout and done.stderr == ""
+
+
+def test_check_without_a_model_or_an_adapter(tiny_gguf: Callable, tmp_path: Path) -> None:
+    assert run("check", "nowhere.gguf", "pirate").returncode == 2
+    assert run("check", str(tiny_gguf())).returncode == 2
+    done = run("check", str(tiny_gguf()), "parrot")
+    assert done.returncode == 2 and done.stderr.startswith("lora-bench: parrot: no such file")
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\xff" * 64)
+    done = run("check", str(tmp_path / "bad.gguf"), "pirate")
+    assert done.returncode == 3 and done.stdout == "" and "bad.gguf" in done.stderr

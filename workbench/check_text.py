@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from ..engine.protocol import CheckReport, DeltaNorm, FieldVerdict, Finding
+from ..engine.protocol import AdapterInfo, CheckReport, DeltaNorm, FieldVerdict, Finding
 from .charts import hbar
 from .text import clean_line, counted, size_text
 
@@ -59,21 +59,34 @@ def _findings(findings: Sequence[Finding], width: int) -> tuple[str, ...]:
 
 
 def _identity(report: CheckReport, width: int) -> tuple[str, ...]:
-    info = report.info
     lines = _wrapped(report.path, width)
-    if info:
-        kinds = [kind for kind, there in (("rsLoRA", info.rslora), ("aLoRA", bool(info.invocation))) if there]
-        facts = [info.format, f"rank {_many(info.ranks)}", info.dtype, *kinds, size_text(info.bytes), f"sha {info.digest[:12]}"]
-        lines += _wrapped(" · ".join(facts), width)
-        lines += _wrapped(f"trained on {info.base_model or 'a base that it does not name'}; the base here is {report.model}", width)
-        if info.invocation:
-            lines += _wrapped(f"acts only after its invocation: {info.invocation}", width)
+    if report.info:
+        lines += [line for text in _info_texts(report.info, report.model) for line in _wrapped(text, width)]
     elif report.tensors:
         dtypes = " ".join(f"{kind}×{count}" for kind, count in report.dtypes.items())
         lines += _wrapped(f"{counted(report.tensors, 'tensor')}: {dtypes}", width)
     for key, value in report.about.items():
-        lines += _wrapped(value, width, f"{clean_line(key, 40)}: ", "    ", 400)
+        lines += _wrapped(value, width, f"{clean_line(key, 60)}: ", "    ", 400)
     return tuple(lines)
+
+
+def _info_texts(info: AdapterInfo, model: str) -> Iterator[str]:
+    kinds = [kind for kind, there in (("rsLoRA", info.rslora), ("DoRA", info.dora), ("aLoRA", bool(info.invocation))) if there]
+    yield " · ".join([info.format, f"rank {_many(info.ranks)}", info.dtype, *kinds, size_text(info.bytes), f"sha {info.digest[:12]}"])
+    yield f"trained on {info.base_model or 'a base that it does not name'}; the base here is {model}"
+    if info.task:
+        yield f"task: {info.task}"
+    if info.invocation:
+        yield f"acts only after its invocation: {info.invocation}"
+    if info.replaced:
+        more = f" and {len(info.replaced) - MOST_NAMES} more" if len(info.replaced) > MOST_NAMES else ""
+        yield f"brings its own {', '.join(info.replaced[:MOST_NAMES])}{more}"
+    for matrix, count in info.token_rows.items():
+        yield f"brings {counted(count, 'trained row')} of {matrix}"
+    if info.added_rows:
+        yield f"adds {counted(info.added_rows, 'token')} to the vocabulary"
+    if info.prompt_prefix:
+        yield f"expects before a prompt (never put there unasked): {info.prompt_prefix[:500]}"
 
 
 def _modules(report: CheckReport, width: int) -> tuple[str, ...]:
