@@ -63,7 +63,7 @@ class AdapterStore:
     def __init__(self, decoder: Decoder, slots: int, host_bytes: int, emit: Emit, tokenizer: Tokenizer) -> None:
         self._decoder, self._emit, self._tokenizer = decoder, emit, tokenizer
         self._squares = BaseSquares()
-        self._base_vocabulary = Vocabulary(tokenizer, decoder.facts.vocab)
+        self._base_vocabulary = Vocabulary(tokenizer, decoder.facts.vocab, decoder.facts.vocab)
         self._records = Records()
         self._host = HostCache(host_bytes, emit)
         self._pool = SlotPool(slots, emit)

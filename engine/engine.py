@@ -222,7 +222,7 @@ class Engine:
             while works := scheduler.plan():
                 last = [work.request.id for work in works if work.sampled]
                 found |= zip(last, model.runner.logits(works), strict=True)
-        return [found[request.id][: request.vocabulary.rows] for request in requests]
+        return [found[request.id][: request.vocabulary.head_rows] for request in requests]
 
     def make_request(self, request_id: int, ids: list[int], mix: Mix, sampling: Sampling) -> Request:
         """A request of this model, not queued. Raises ValueError when it could never run."""

@@ -85,7 +85,7 @@ class Request:
         """How the next token is drawn; its noise belongs to (seed, its position)."""
         s = self.sampling
         seen = torch.tensor(sorted(set(self.ids)), device=device) if s.repetition_penalty != 1.0 else None
-        return Draw(s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty, s.seed, len(self.ids), seen, self.vocabulary.rows)
+        return Draw(s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty, s.seed, len(self.ids), seen, self.vocabulary.head_rows)
 
     def accept(self, token: int) -> tuple[str, Reason | None]:
         """Append a drawn token. Returns (text that may be shown now, why the reply ends here or None)."""

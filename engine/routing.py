@@ -35,9 +35,8 @@ class Routing:
     head: tuple[tuple[int, VocabularyPart], ...]
     dora: Mapping[str, DoraRows]
     """by adapter name, those that have any"""
-    vocab: int
-    """the most rows that embedding and head have with any of them; the base's at least"""
     base_vocab: int
+    """rows of embedding and head without them"""
     column_maps: tuple[Tensor, ...]
     device: torch.device
     max_rank: int
@@ -99,7 +98,6 @@ class RoutingCache:
             embedding=tuple((column, content.embedding) for column, content in enumerate(contents) if content.embedding),
             head=tuple((column, content.head) for column, content in enumerate(contents) if content.head),
             dora={slot.adapter: content.dora for slot, content in zip(slots, contents, strict=True) if content.dora},
-            vocab=max(self._vocab, *(content.vocab for content in contents)),
             base_vocab=self._vocab,
             column_maps=tuple(torch.tensor(layout, device=self._device) for layout in layouts),
             device=self._device,

@@ -59,7 +59,7 @@ class Runner:
         """The logits [sampled works, vocab] fp32 of one step, nothing drawn; with `every` those of all its tokens, in the order of `works`."""
         self._timer.start()
         logits, _ = self._forward(works, every)
-        rows = [work.request.vocabulary.rows for work in works for _ in range(work.tokens if every else work.sampled)]
+        rows = [work.request.vocabulary.head_rows for work in works for _ in range(work.tokens if every else work.sampled)]
         for work in works:
             work.request.stored += work.tokens
         return without_foreign(logits.float(), rows)

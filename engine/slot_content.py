@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.dora import RowStats
-from ..kernels.weights import rows
+from ..kernels.weights import row_chunks, rows
 from .adapters.adapter import Adapter, LoraPair, TokenRows
 from .adapters.errors import AdapterError
 from .dora_rows import EMBEDDING, BaseSquares, DoraRows, Place, embedding_stats, linear_stats
@@ -36,7 +36,7 @@ class _Builder:
         """by the address of what was moved: tied matrices are held once"""
 
     def content(self) -> SlotContent:
-        facts, weights = self._decoder.facts, self._weights
+        weights = self._weights
         parts = dict(self._parts())
         biases, norms = self._biases(), self._norms()
         embedding, head = self._embedding(), self._head()
@@ -46,7 +46,7 @@ class _Builder:
         tensors += [*biases.values(), *norms.values(), *(tensor for part in (embedding, head) if part for tensor in part.tensors)]
         return SlotContent(
             parts, nbytes_once(tensors) + (dora.nbytes if dora else 0), max((pair.rank for pair in weights.pairs), default=0),
-            biases, norms, embedding, head, dora, weights.vocab_rows(facts.vocab))
+            biases, norms, embedding, head, dora)
 
     def _parts(self) -> Iterator[tuple[Place, FusedPart]]:
         for place, modules in fused_modules(self._decoder.facts).items():
@@ -126,23 +126,41 @@ class _Builder:
     def _vocabulary(self, name: str) -> tuple[Tensor | None, TokenRows | None]:
         """What stands for the whole matrix, with trained rows written into it; else the trained rows alone."""
         replaced, trained = self._weights.replaced.get(name), self._weights.rows.get(name)
+        if replaced is not None and self._is_base(name, replaced):
+            replaced = None
         if replaced is None or trained is None:
             return (None if replaced is None else self._move(replaced, f"the trained values of {name}")), trained
         merged = replaced.clone()
         merged[trained.ids] = trained.values.to(merged.dtype)
         return self._move(merged, f"the trained values of {name}"), None
 
+    def _is_base(self, name: str, replaced: Tensor) -> bool:
+        """Whether it is a copy of the base's matrix: PEFT saves one beside a LoRA on the embedding."""
+        weight, _, _ = self._decoder.rows_of(name.removesuffix(".weight"))
+        if tuple(replaced.shape) != tuple(weight.shape):
+            return False
+        return all(torch.equal(replaced[first:first + chunk.shape[0]].to(chunk.device, self._dtype).float(), chunk)
+                   for first, chunk in row_chunks(weight))
+
     def _stats(self) -> Iterator[tuple[Place, RowStats]]:
         for place, modules in fused_modules(self._decoder.facts).items():
             present = [module for module in modules if module in self._weights.modules]
             if any(self._weights.modules[module].magnitude is not None for module in present):
+                self._check_is_base(f"{present[0]}.weight")
                 weight, _, _ = self._decoder.rows_of(present[0])
                 pairs = [(self._decoder.rows_of(module)[1], self._weights.modules[module]) for module in present]
                 yield place, linear_stats(place, weight, pairs, self._squares)
         pair = self._weights.embedding
         if pair is not None and pair.magnitude is not None:
+            self._check_is_base("embed_tokens.weight")
             weight, _, _ = self._decoder.rows_of("embed_tokens")
             yield EMBEDDING, embedding_stats(weight, pair, pair.magnitude, self._squares)
+
+    def _check_is_base(self, name: str) -> None:
+        replaced = self._weights.replaced.get(name)
+        if replaced is not None and not self._is_base(name, replaced):
+            raise AdapterError(f"adapter {self._adapter.info.name!r}: has DoRA on {name} and another {name} than the base: the lengths of its rows "
+                               "are of that matrix; load the base that it was trained on")
 
     def _move(self, tensor: Tensor, what: str) -> Tensor:
         key = tensor.data_ptr()

@@ -60,8 +60,6 @@ class SlotContent:
     embedding: VocabularyPart | None = None
     head: VocabularyPart | None = None
     dora: DoraRows | None = None
-    vocab: int = 0
-    """rows of embedding and head with this adapter"""
 
 
 @dataclass(slots=True)

@@ -3,20 +3,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from peft import PeftModel
 from torch import Tensor
 
 from lora_bench.engine.active import Span
-from lora_bench.engine.adapters.adapter import Adapter, AdapterWeights, LoraPair, TokenRows
+from lora_bench.engine.adapters.adapter import Adapter, AdapterWeights
+from lora_bench.engine.adapters.load import load_adapter
+from lora_bench.engine.adapters.open import open_adapter
 from lora_bench.engine.batch import Chunk, step_inputs
 from lora_bench.engine.blocks import BLOCK_TOKENS, BlockTable, blocks_for
 from lora_bench.engine.dora_rows import BaseSquares
 from lora_bench.engine.mix import ActiveUse, TokenMix
 from lora_bench.engine.models.acting import active_lora
 from lora_bench.engine.models.decoder import Decoder
-from lora_bench.engine.models.facts import module_shapes
+from lora_bench.engine.models.facts import ModelFacts, module_shapes
 from lora_bench.engine.protocol import AdapterInfo
 from lora_bench.engine.routing import RoutingCache
 from lora_bench.engine.slot_content import build_content
@@ -70,31 +73,10 @@ def _info(name: str) -> AdapterInfo:
                        rslora=False, dtype="", base_model="")
 
 
-def weights_of(model: PeftModel, name: str) -> AdapterWeights:
-    """What the adapter `name` of a PEFT model changes, read from the live model."""
-    modules: dict[str, LoraPair] = {}
-    embedding, replaced, rows = None, {}, {}
-    for path, module in model.base_model.model.named_modules():
-        canonical = path.removeprefix("model.")
-        if name in getattr(module, "lora_A", {}):
-            magnitude = module.lora_magnitude_vector[name].weight if name in module.lora_magnitude_vector else None
-            a, b = module.lora_A[name], module.lora_B[name]
-            modules[canonical] = LoraPair(*_own(a.weight, b.weight), module.scaling[name], *_own(b.bias, magnitude))
-        if name in getattr(module, "lora_embedding_A", {}):
-            magnitude = module.lora_magnitude_vector[name].weight if name in (module.lora_magnitude_vector or {}) else None
-            a, b = module.lora_embedding_A[name], module.lora_embedding_B[name]
-            embedding = LoraPair(*_own(a, b), module.scaling[name], None, *_own(magnitude))
-        if name in getattr(module, "modules_to_save", {}):
-            replaced[f"{canonical}.weight"] = module.modules_to_save[name].weight.detach().clone()
-        if hasattr(module, "token_adapter") and name in module.token_adapter.trainable_tokens_delta:
-            token_adapter = module.token_adapter
-            ids = torch.tensor(token_adapter.token_indices[name])
-            rows[f"{canonical}.weight"] = TokenRows(ids.sort()[0], token_adapter.trainable_tokens_delta[name].detach()[ids.sort()[1]].clone())
-    return AdapterWeights(modules, embedding, replaced, rows)
-
-
-def _own(*tensors: Tensor | None) -> list[Tensor | None]:
-    return [None if tensor is None else tensor.detach().clone() for tensor in tensors]
+def weights_of(model: PeftModel, name: str, facts: ModelFacts, folder: Path, **options: object) -> AdapterWeights:
+    """The adapter `name` of a PEFT model as it is read from what PEFT saves with `options`."""
+    model.save_pretrained(folder, selected_adapters=[name], **options)
+    return load_adapter(open_adapter(folder / name), facts, name).weights
 
 
 def peft_logits(model: PeftModel, ids: Sequence[int], mix: Sequence[tuple[str, float]]) -> Tensor:

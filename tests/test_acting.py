@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,8 +83,9 @@ def _changed(model: PeftModel, name: str) -> PeftModel:
     return model.eval()
 
 
-def _bench(model: PeftModel, facts: ModelFacts) -> ActingBench:
-    return ActingBench(Decoder(facts, base_tensors(model), facts.context), {name: weights_of(model, name) for name in model.peft_config})
+def _bench(model: PeftModel, facts: ModelFacts, folder: Path) -> ActingBench:
+    decoder = Decoder(facts, base_tensors(model), facts.context)
+    return ActingBench(decoder, {name: weights_of(model, name, facts, folder) for name in model.peft_config})
 
 
 def _ids(size: int) -> list[int]:
@@ -93,10 +94,10 @@ def _ids(size: int) -> list[int]:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_alone(seed: int, kind: str, tied: bool) -> None:
+def test_each_kind_alone(tmp_path: Path, seed: int, kind: str, tied: bool) -> None:
     facts = _facts(tied, bias=kind in ("dora", "lora bias", "plain"))
     model = _add(_llama(facts), "it", kind)
-    bench, ids = _bench(model, facts), _ids(21)
+    bench, ids = _bench(model, facts, tmp_path), _ids(21)
     got = bench.logits([(ids, [("it", 1.0)])])[0]
     torch.testing.assert_close(got, peft_logits(model, ids, [("it", 1.0)]), **CLOSE)
     assert not torch.allclose(got, bench.logits([(ids, [])])[0], atol=1e-2), "it changes something"
@@ -108,16 +109,36 @@ def test_each_kind_alone(seed: int, kind: str, tied: bool) -> None:
     {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, {"target_modules": ["q_proj", "embed_tokens"]},
     {"target_modules": ["lm_head"]}, {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [1, 2]}},
 ], ids=str)
-def test_tied_weights_that_stay_tied(seed: int, config: dict[str, Any]) -> None:
+def test_tied_weights_that_stay_tied(tmp_path: Path, seed: int, config: dict[str, Any]) -> None:
     facts = _facts(tied=True, bias=False)
     model = _changed(get_peft_model(_llama(facts), LoraConfig(r=3, init_lora_weights=False, ensure_weight_tying=True, **config), "it"), "it")
     ids = _ids(17)
-    got = _bench(model, facts).logits([(ids, [("it", 1.0)])])[0]
+    got = _bench(model, facts, tmp_path).logits([(ids, [("it", 1.0)])])[0]
     torch.testing.assert_close(got, peft_logits(model, ids, [("it", 1.0)]), **CLOSE)
 
 
+@pytest.mark.parametrize(("config", "tied"), [
+    ({"target_modules": ["q_proj"]}, False), ({"target_modules": ["q_proj"]}, True),
+    ({"target_modules": ["embed_tokens", "q_proj"]}, True), ({"target_modules": ["lm_head"]}, True),  # untied PEFT saves one matrix of two
+    ({"target_modules": ["v_proj"], "trainable_token_indices": {"embed_tokens": [4, 50, 51, 52]}}, False),
+    ({"target_modules": ["v_proj"], "trainable_token_indices": {"embed_tokens": [4, 50, 51, 52]}}, True),
+], ids=str)
+def test_a_vocabulary_that_was_resized(tmp_path: Path, seed: int, config: dict[str, Any], tied: bool) -> None:
+    facts = _facts(tied, bias=False)
+    llama = _llama(facts)
+    decoder = Decoder(facts, {name.removeprefix("model."): tensor.clone() for name, tensor in llama.state_dict().items()
+                              if not (tied and name.startswith("lm_head"))}, facts.context)
+    llama.resize_token_embeddings(53, mean_resizing=False)
+    model = _changed(get_peft_model(llama, LoraConfig(r=3, init_lora_weights=False, **config), "it"), "it")
+    bench = ActingBench(decoder, {"it": weights_of(model, "it", facts, tmp_path, save_embedding_layers=True)})
+    ids, others = [*_ids(12), 50, 52, 4], _ids(9)
+    got, base = bench.logits([(ids, [("it", 1.0)]), (others, [])])
+    torch.testing.assert_close(got, peft_logits(model, ids, [("it", 1.0)]), **CLOSE)
+    torch.testing.assert_close(base[:, :50], bench.logits([(others, [])])[0], **CLOSE)
+
+
 @pytest.mark.parametrize("dora", [False, True])
-def test_trained_biases_of_the_base(seed: int, dora: bool) -> None:
+def test_trained_biases_of_the_base(tmp_path: Path, seed: int, dora: bool) -> None:
     facts = _facts(tied=False, bias=True)
     llama = _llama(facts)
     decoder = Decoder(facts, {name.removeprefix("model."): tensor.clone() for name, tensor in llama.state_dict().items()}, facts.context)
@@ -126,10 +147,8 @@ def test_trained_biases_of_the_base(seed: int, dora: bool) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
             parameter.data += torch.randn_like(parameter) * 0.2
-    weights = weights_of(model, "it")
-    trained = {name: tensor for name, tensor in base_tensors(model).items() if name.endswith(".bias")}
     ids = _ids(15)
-    bench = ActingBench(decoder, {"it": replace(weights, replaced=trained)})
+    bench = ActingBench(decoder, {"it": weights_of(model, "it", facts, tmp_path)})
     got, base = bench.logits([(ids, [("it", 1.0)]), (ids, [])])
     torch.testing.assert_close(got, peft_logits(model, ids, [("it", 1.0)]), **CLOSE)
     torch.testing.assert_close(base, bench.logits([(ids, [])])[0], **CLOSE)
@@ -137,20 +156,20 @@ def test_trained_biases_of_the_base(seed: int, dora: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "dora", "dora rslora", "dora head", "dora embedding", "lora bias", "embedding", "head"])
 @pytest.mark.parametrize("scale", [0.5, 2.0, -1.0])
-def test_low_rank_kinds_at_other_scales(seed: int, kind: str, scale: float) -> None:
+def test_low_rank_kinds_at_other_scales(tmp_path: Path, seed: int, kind: str, scale: float) -> None:
     facts = _facts(tied=False, bias=True)
     model = _add(_llama(facts), "it", kind)
     ids = _ids(17)
-    got = _bench(model, facts).logits([(ids, [("it", scale)])])[0]
+    got = _bench(model, facts, tmp_path).logits([(ids, [("it", scale)])])[0]
     torch.testing.assert_close(got, peft_logits(model, ids, [("it", scale)]), **CLOSE)
 
 
-def test_what_replaces_acts_as_a_difference(seed: int) -> None:
+def test_what_replaces_acts_as_a_difference(tmp_path: Path, seed: int) -> None:
     facts = _facts(tied=False, bias=False)
     model = _add(_llama(facts), "it", "saved all")
     ids, scale = _ids(17), -0.4
-    got = _bench(model, facts).logits([(ids, [("it", scale)])])[0]
-    changes = weights_of(model, "it")
+    got = _bench(model, facts, tmp_path).logits([(ids, [("it", scale)])])[0]
+    changes = weights_of(model, "it", facts, tmp_path)
     plain = _llama(facts)
     weights = base_tensors(model)
     for name, tensor in changes.replaced.items():
@@ -167,14 +186,14 @@ MIXES = [["plain", "dora"], ["dora", "plain"], ["dora", "dora rslora"], ["dora r
 
 
 @pytest.mark.parametrize("mix", MIXES, ids="+".join)
-def test_mixes_in_their_order(seed: int, mix: list[str]) -> None:
+def test_mixes_in_their_order(tmp_path: Path, seed: int, mix: list[str]) -> None:
     facts = _facts(tied=False, bias=True)
     model: Any = _llama(facts)
     for kind in dict.fromkeys(mix):
         model = _add(model, kind.replace(" ", "_"), kind)
     uses = [(kind.replace(" ", "_"), random.choice([1.0, 0.7, -0.6])) for kind in mix]
     ids = _ids(15)
-    got = _bench(model, facts).logits([(ids, uses)])[0]
+    got = _bench(model, facts, tmp_path).logits([(ids, uses)])[0]
     torch.testing.assert_close(got, peft_logits(model, ids, uses), **CLOSE)
 
 
@@ -182,13 +201,14 @@ Zoo = tuple[dict[str, PeftModel], ActingBench]
 
 
 @pytest.fixture(scope="module")
-def zoo() -> Zoo:
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     """Every kind as an adapter of one base; to PEFT each is a model of its own, it has no mix of all of them."""
     facts = _facts(tied=False, bias=True)
     base = _llama(facts)
     models = {kind.replace(" ", "_"): _add(copy.deepcopy(base), kind.replace(" ", "_"), kind) for kind in KINDS}
     decoder = Decoder(facts, base_tensors(models["plain"]), facts.context)
-    return models, ActingBench(decoder, {name: weights_of(model, name) for name, model in models.items()})
+    folder = tmp_path_factory.mktemp("zoo")
+    return models, ActingBench(decoder, {name: weights_of(model, name, facts, folder) for name, model in models.items()})
 
 
 @pytest.mark.parametrize("pieces", [1, 3])

@@ -59,7 +59,7 @@ class ActiveLora:
         if self.head is None:
             return NO_DELTAS
         routing, last = self.routing, len(self.routing.layers) - 1
-        return Deltas(routing.layers[last], self.head, last, routing.vectors[last], routing.head, routing.vocab)
+        return Deltas(routing.layers[last], self.head, last, routing.vectors[last], routing.head)
 
 
 def active_lora(routing: Routing, spans: Sequence[Span], sampled: Sequence[Span]) -> ActiveLora:
@@ -76,7 +76,6 @@ class Deltas:
     layer: int = -1
     vectors: Vectors | None = None
     head: tuple[tuple[int, VocabularyPart], ...] = ()
-    vocab: int = 0
 
 
 NO_DELTAS = Deltas({}, None)
@@ -112,7 +111,7 @@ def linear(x: Tensor, base: Linear, deltas: Deltas, lap: Lap) -> Tensor:
     if acting is None:
         return y
     if deltas.head:
-        y = acting_head(y, x, deltas.head, acting.weights, deltas.vocab)
+        y = acting_head(y, x, deltas.head, acting.weights)
     added = deltas.linears.get(base.name)
     if added is not None:
         for phase in acting.phases:

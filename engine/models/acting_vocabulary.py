@@ -24,7 +24,7 @@ Uses = Sequence[tuple[int, VocabularyPart]]
 def acting_embedding(ids: Tensor, weight: Weight, routing: Routing, acting: RowsActing) -> Tensor:
     """Rows [T, hidden] of the embedding for `ids` [T] with what the adapters of each token make of them."""
     uses, vocab = routing.embedding, routing.base_vocab
-    x = rows(weight, ids if routing.vocab == vocab else ids.clamp(max=vocab - 1))
+    x = rows(weight, ids.clamp(max=vocab - 1) if any(part.size > vocab for _, part in uses) else ids)
     replacing = [(column, part) for column, part in uses if part.replaced is not None or part.rows is not None]
     if replacing:
         x = _replace_rows(x, ids, replacing, acting.weights, vocab)
@@ -87,8 +87,8 @@ def _pass_dora(x: Tensor, ids: Tensor, uses: Uses, phase_rows: Tensor | None, we
     return ours if phase_rows is None else x.index_copy(0, phase_rows, ours)
 
 
-def acting_head(y: Tensor, x: Tensor, uses: Uses, weights: Tensor, vocab: int) -> Tensor:
-    """Logits [T, vocab] of the base's rows and of those that an adapter adds, from the base's `y` [T, base's rows] and `x` [T, hidden].
+def acting_head(y: Tensor, x: Tensor, uses: Uses, weights: Tensor) -> Tensor:
+    """Logits [T, rows] of the base's rows and of those that an adapter adds, from the base's `y` [T, base's rows] and `x` [T, hidden].
 
     0 stands where a token has no such row: its vocabulary ends before.
     """
@@ -98,8 +98,8 @@ def acting_head(y: Tensor, x: Tensor, uses: Uses, weights: Tensor, vocab: int) -
     whole = dict(zip([column for column, _ in adding], _whole(_columns(weights, adding)).unbind(1), strict=True)) if adding else {}
     if replacing:
         y = (y.float() * (1 - _columns(weights, replacing).sum(1, keepdim=True))).to(y.dtype)
-    if vocab > base_rows:
-        y = torch.cat([y, y.new_zeros(y.shape[0], vocab - base_rows)], 1)
+    if adding:
+        y = torch.cat([y, y.new_zeros(y.shape[0], max(part.size for _, part in adding) - base_rows)], 1)
     for column, part in uses:
         share = weights[:, column : column + 1]
         acts = whole[column].unsqueeze(1) if column in whole else share
