@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Fast
 from ..weights.files import FormatError, show
 from .library import library
 from .pre import PRE_TOKENIZERS
+from .sentence_piece import DOUBLE_SPACES
 
 MAX_ADDED_TOKENS = 300_000
 MAX_TOKEN_CHARACTERS = 512
@@ -26,7 +27,7 @@ MAX_PATTERN = 8192
 MAX_STEPS = 64
 MAX_GROWTH = 64
 """times that a normalizer may lengthen a text; Unicode's own forms stay under 20"""
-_KNOWN = frozenset(pattern for pre in PRE_TOKENIZERS.values() for pattern in pre.patterns)
+_KNOWN = frozenset({DOUBLE_SPACES, *(pattern for pre in PRE_TOKENIZERS.values() for pattern in pre.patterns)})
 _PLAIN = "Hello, naïve 漢字 😀\n\t 123"
 _PROBE, _PROBE_SECONDS = 16384, 0.25
 """characters of the longest probe, and processor time for it; the patterns of known models take 0.005, square time 0.5"""
@@ -88,7 +89,7 @@ def _probe(fast: Fast, patterns: str, where: object) -> None:
     """Time the texts that patterns stumble over: runs of one character, of every kind and of those that the patterns name."""
     named = "".join(dict.fromkeys(character for character in patterns if not character.isascii() or character.isalnum()))[:32]
     for character in " a1\n!é漢" + named:
-        for size in (32, 256, 2048, _PROBE):
+        for size in (32, 256, 2048, 6144, _PROBE):
             before = time.thread_time()
             with library(where, f"its pattern fails on {size} times {show(character)}"):
                 fast.encode(character * size + "! " + named, add_special_tokens=False)
