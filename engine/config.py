@@ -4,12 +4,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from .base_parts import BaseFile
 from .blocks import BLOCK_TOKENS, blocks_for
 from .failures import OutOfMemory
+from .memory import free_memory, total_memory
 from .models.facts import ModelFacts
 from .protocol import LoadModel
 from .weights.memory import DENSE_SHARE, weight_bytes
@@ -124,9 +124,9 @@ def pick_device(wanted: str) -> torch.device:
 def _free_bytes(device: torch.device) -> int:
     """What may still be taken, blocks that torch keeps for later on CUDA included."""
     if device.type != "cuda":
-        return psutil.virtual_memory().available
+        return free_memory()
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _total_bytes(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else total_memory()

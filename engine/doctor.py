@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from .default_model import DEFAULT, cache_dir, cached_default_model
+from .memory import container_limit, free_memory
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
@@ -54,19 +55,9 @@ def _cpu_model() -> str:
 
 
 def _memory() -> dict[str, Any]:
-    memory = psutil.virtual_memory()
-    limit = _cgroup_limit()
-    facts = {"total_gib": _gib(memory.total), "available_gib": _gib(memory.available)}
-    return facts | ({"container_limit_gib": _gib(limit)} if limit and limit < memory.total else {})
-
-
-def _cgroup_limit() -> int | None:
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            return int(Path(name).read_text())
-        except (OSError, ValueError):  # no such file, or the word "max"
-            continue
-    return None
+    total, limit = psutil.virtual_memory().total, container_limit()
+    facts = {"total_gib": _gib(total), "available_gib": _gib(free_memory())}
+    return facts | ({"container_limit_gib": _gib(limit)} if limit and limit < total else {})
 
 
 def _gib(count: int) -> float:

@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from .base_file import BaseFile, open_base
 from .default_model import DEFAULT, cached_default_model
+from .memory import free_memory
 from .weights.memory import DENSE_SHARE, weight_bytes
 
 NUMBER_FORMATS = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -27,14 +26,14 @@ def memory_plan(path: str | Path | None) -> dict[str, Any]:
     `download_bytes` is what must be fetched first. Raises FormatError or OSError as `open_base` does.
     """
     if path is None and (path := cached_default_model()) is None:
-        return {"name": DEFAULT.file_name, "download_bytes": DEFAULT.wheel_bytes, "available_bytes": psutil.virtual_memory().available}
+        return {"name": DEFAULT.file_name, "download_bytes": DEFAULT.wheel_bytes, "available_bytes": free_memory()}
     base = open_base(path)
     facts = base.facts
     return {
         "name": base.name, "format": base.format, "architecture": facts.architecture, "layers": facts.layers,
         "weight_types": base.weight_types, "file_bytes": base.file_bytes, "trained_context": facts.context,
         "parameters": base.parameters, "memory": {name: _memory(base, size) for name, size in NUMBER_FORMATS.items()},
-        "dense_share": DENSE_SHARE, "download_bytes": 0, "available_bytes": psutil.virtual_memory().available,
+        "dense_share": DENSE_SHARE, "download_bytes": 0, "available_bytes": free_memory(),
     }
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lora_bench.engine import doctor
+from lora_bench.engine.memory import container_limit, free_memory, total_memory
 
 
 def test_every_part_is_answered() -> None:
@@ -48,3 +49,23 @@ def test_the_command_prints_it_for_people_and_programs(tmp_path: Path) -> None:
     assert {"settings", "log"} <= report["files"].keys()
     text = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     assert f"torch: {torch.__version__}" in text and "sample_run: ok" in text
+
+
+def test_memory_of_a_container_is_what_its_limit_leaves(tmp_path: Path) -> None:
+    nowhere = tmp_path / "none"
+    assert total_memory(nowhere) == psutil.virtual_memory().total and container_limit(nowhere) is None and free_memory(nowhere) > 1 << 20
+    files = {
+        "two": {"memory.max": "1000000\n", "memory.current": "400000\n", "memory.stat": "anon 300000\ninactive_file 90000\n"},
+        "one": {"memory/memory.limit_in_bytes": "1000000\n", "memory/memory.usage_in_bytes": "400000\n",
+                "memory/memory.stat": "inactive_file 5\ntotal_inactive_file 90000\n"},
+        "none": {"memory.max": "max\n", "memory.current": "400000\n"},
+        "over": {"memory.max": "1000\n", "memory.current": "4000\n"},
+    }
+    for name, contents in files.items():
+        for file, text in contents.items():
+            (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / file).write_text(text)
+    for name in ("two", "one"):
+        assert (total_memory(tmp_path / name), free_memory(tmp_path / name)) == (1_000_000, 690_000)
+    assert container_limit(tmp_path / "none") is None and free_memory(tmp_path / "none") > 1 << 20
+    assert free_memory(tmp_path / "over") == 0
