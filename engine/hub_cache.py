@@ -17,14 +17,19 @@ def is_cache_entry(folder: Path) -> bool:
 def snapshot_of(entry: Path) -> Path:
     """The model in a cache entry: the snapshot that refs/main names if it is complete, else the newest that is; a snapshot of one GGUF file is
     that file. Raises FormatError when none is complete, or when several GGUF files leave the choice open; OSError."""
-    names = sorted(name for name in os.listdir(entry / "snapshots") if (entry / "snapshots" / name).is_dir())
-    newest_first = sorted(names, key=lambda name: (entry / "snapshots" / name).stat().st_mtime, reverse=True)
-    main = _main(entry)
-    for name in sorted(newest_first, key=lambda name: name != main):
-        if (found := _model(entry / "snapshots" / name)) is not None:
+    for snapshot in snapshots(entry):
+        if (found := _model(snapshot)) is not None:
             return found
     raise FormatError(f"{entry}: no snapshot in this cache entry has both config.json and weights, or a GGUF file; the download is incomplete: "
                       "fetch the model again")
+
+
+def snapshots(entry: Path) -> list[Path]:
+    """The snapshots of a cache entry, complete or not: that which refs/main names, then the newest first. Raises OSError."""
+    names = sorted(name for name in os.listdir(entry / "snapshots") if (entry / "snapshots" / name).is_dir())
+    newest_first = sorted(names, key=lambda name: (entry / "snapshots" / name).stat().st_mtime, reverse=True)
+    main = _main(entry)
+    return [entry / "snapshots" / name for name in sorted(newest_first, key=lambda name: name != main)]
 
 
 def cache_name(folder: Path) -> str | None:

@@ -199,6 +199,19 @@ def test_checkpoints_of_a_run(adapter_folder: Folder, load: Callable[[Path], Ada
     assert family(tmp_path) == []
 
 
+def test_an_entry_of_the_cache(adapter_folder: Folder, load: Callable[[Path], Adapter], tmp_path: Path) -> None:
+    entry = tmp_path / "models--me--pirate"
+    for name, alpha in (("aaa", 1), ("bbb", 2)):
+        adapter_folder(f"models--me--pirate/snapshots/{name}", lora_alpha=alpha)
+    (entry / "snapshots" / "ccc").mkdir()
+    (entry / "refs").mkdir()
+    (entry / "refs" / "main").write_text("aaa")
+    assert is_adapter(entry) and load(entry).info.effective_scales == (0.25,) and open_adapter(entry).default_name == "pirate"
+    (entry / "refs" / "main").write_text("ccc")
+    os.utime(entry / "snapshots" / "aaa", (1, 1))
+    assert load(entry).info.effective_scales == (0.5,)
+
+
 def write_mlx(folder: Path, facts: ModelFacts, config: dict[str, object], magnitude: bool = False) -> dict[str, tuple[Tensor, Tensor]]:
     shapes = module_shapes(facts) | {"embed_tokens": (facts.hidden, facts.vocab)}
     pairs = {name: (torch.randn(3, shape[1]), torch.randn(shape[0], 3)) for name, shape in shapes.items() if "k_proj" not in name}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..hub_cache import cache_name
 from ..weights.entry import TensorEntry
 from .config import LoraSettings
 from .keys import TensorNames
@@ -46,6 +47,8 @@ class AdapterFile:
         if self.weights_path == self.config_path:
             return _readable(self.weights_path.stem) or "adapter"
         folder = self.config_path.absolute().parent
+        if cached := cache_name(folder):
+            return _readable(cached.rpartition("/")[2]) or "adapter"
         if checkpoint_step(folder) is not None and folder.parent.name:
             return _readable(f"{folder.parent.name}-{folder.name}")
         return _readable(folder.name) or "adapter"

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from ..hub_cache import is_cache_entry, snapshots
 from ..weights.files import open_regular, show
 from .errors import AdapterError
 from .family import members
@@ -23,6 +24,7 @@ CONTAINERS = {
     "GGUF": "adapters of llama.cpp's converter, of F32, F16, BF16 or Q8_0, aLoRA included",
     "MLX folder": f"{CONFIG} with {MLX_WEIGHTS}, LoRA and DoRA",
     "a run's folder": "of checkpoint-STEP folders: the newest is opened",
+    "an entry of the Hugging Face cache": "models--OWNER--NAME: the snapshot of its main reference is opened",
 }
 """what an adapter may come in, for the documentation"""
 
@@ -41,13 +43,21 @@ def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
 def is_adapter(path: Path) -> bool:
     """Whether `path` looks like an adapter rather than a base: by the names in a folder, by the kind that a GGUF file states."""
     if path.is_dir():
-        alone = not os.path.lexists(path / "config.json")
-        return alone and (any(os.path.lexists(path / name) for name in (CONFIG, SAFETENSORS, PICKLE, MLX_WEIGHTS)) or bool(members(path)))
+        if is_cache_entry(path):
+            return _cached(path) is not None
+        return not _is_base(path) and (any(os.path.lexists(path / name) for name in (CONFIG, SAFETENSORS, PICKLE, MLX_WEIGHTS)) or bool(members(path)))
     if path.name in (CONFIG, SAFETENSORS, PICKLE, MLX_WEIGHTS):
         return True
     if path.suffix in (".safetensors", ".bin"):
         return os.path.lexists(path.parent / CONFIG) or not os.path.lexists(path.parent / "config.json")
     return path.is_file() and _states_adapter(path)
+
+
+def _is_base(folder: Path) -> bool:
+    """A folder may hold a whole model beside an adapter, and an adapter the config.json of its base."""
+    weights = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+    return os.path.lexists(folder / "config.json") and (
+        not os.path.lexists(folder / CONFIG) or any(os.path.lexists(folder / name) for name in weights))
 
 
 def _states_adapter(path: Path) -> bool:
@@ -58,6 +68,8 @@ def _states_adapter(path: Path) -> bool:
 
 
 def _open_folder(given: Path) -> AdapterFile:
+    if is_cache_entry(given) and (snapshot := _cached(given)) is not None:
+        return _open_folder(snapshot)
     if os.path.lexists(given / CONFIG):
         return open_mlx(given, given) if _is_mlx(given) else open_peft(given, given)
     if found := members(given):
@@ -66,6 +78,11 @@ def _open_folder(given: Path) -> AdapterFile:
         file = _open_folder(newest.path)
         return replace(file, notes=(*file.notes, f"{newest.path.name} is opened, the newest{others}"))
     raise AdapterError(f"{given}: has no {CONFIG}{what_else(given)}; give the folder that the adapter was saved to")
+
+
+def _cached(entry: Path) -> Path | None:
+    """The adapter in an entry of the Hugging Face cache: the snapshot of refs/main, or the newest, that is one."""
+    return next((path for path in snapshots(entry) if os.path.lexists(path / CONFIG) and not _is_base(path)), None)
 
 
 def _is_mlx(folder: Path) -> bool:

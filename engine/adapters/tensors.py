@@ -1,8 +1,6 @@
 """The tensors of an adapter file, brought into RAM without trusting what the file says of them."""
 from __future__ import annotations
 
-import pickle
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +14,7 @@ from ..weights.files import open_regular, show
 from .adapter import LoraPair
 from .errors import AdapterError
 from .keys import PairNames
+from .pickled import read_pickle
 
 if TYPE_CHECKING:
     from .file import AdapterFile
@@ -74,7 +73,7 @@ def open_tensors(file: AdapterFile, advance: Advance = lambda count: None) -> Te
     turned = file.names.turned if file.names is not None else frozenset()
     if file.entries is not None:
         return TensorSource(file, file.shapes, file.entries, {}, turned, advance)
-    pickled = _unpickle(file)
+    pickled = read_pickle(file.weights_path, file.weights_bytes)
     return TensorSource(file, {name: tuple(tensor.shape) for name, tensor in pickled.items()}, {}, pickled, turned, advance)
 
 
@@ -93,38 +92,3 @@ def _read_entry(entry: TensorEntry, advance: Advance) -> Tensor:
     if entry.big_endian:
         swap_byte_order_(raw, entry.type)
     return (raw.view(_DTYPES[entry.type]) if entry.type in _DTYPES else dequantize(raw, entry.type)).reshape(entry.shape)
-
-
-def _unpickle(file: AdapterFile) -> Mapping[str, Tensor]:
-    """The state dict in a `.bin`, by torch's restricted unpickler, mapped rather than copied where the format allows it."""
-    path = file.weights_path
-    with open_regular(path) as stream:
-        zipped = stream.read(4) == b"PK\x03\x04"
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        calls = f" (it calls {found[1]})" if found else ""
-        raise AdapterError(f"{path}: refused, the pickle holds more than tensors{calls}; unsafe to load, "
-                           "ask for a safetensors file") from None
-    except Exception as error:  # torch.load raises many kinds for files that are none
-        raise AdapterError(f"{path}: is not a file that torch.load can read ({show((str(error) or repr(error)).splitlines()[0], 120)}); "
-                           "download it again or ask for a safetensors file") from None
-    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        raise AdapterError(f"{path}: holds a {type(state).__name__}, a dict from names to tensors is expected; ask for a safetensors file")
-    for name, tensor in state.items():
-        _check_plain(name, tensor, file)
-    return state
-
-
-def _check_plain(name: str, tensor: object, file: AdapterFile) -> None:
-    where = f"{file.weights_path}: {show(name, 160)}"
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-        raise AdapterError(f"{where} is not a plain dense tensor; unsupported, ask for a safetensors file")
-    if tensor.dtype not in _DTYPES.values():
-        raise AdapterError(f"{where} has dtype {tensor.dtype}; the weights of an adapter are float32, float16 or bfloat16, "
-                           "save it again in one of these")
-    stored = tensor.untyped_storage().nbytes()
-    if tensor.nbytes > min(stored, file.weights_bytes):
-        raise AdapterError(f"{where} claims shape {list(tensor.shape)} with stride {list(tensor.stride())}, more than the {stored:,} bytes "
-                           "stored for it; the file lies about its size, ask for a safetensors file")
