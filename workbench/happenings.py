@@ -4,7 +4,7 @@ from __future__ import annotations
 from ..engine import protocol as p
 from .check_text import verdict_text
 from .mixboard import mix_text
-from .reload_text import checkpoint_text, reload_failed_text, sha_text
+from .reload_text import checkpoint_text, sha_text
 from .text import size_text
 
 
@@ -36,7 +36,7 @@ _LINES = {
     p.AdapterLoaded: _adapter,
     p.AdapterFailed: lambda e: (f"{e.name or e.path}: load stopped" if e.cancelled else f"{e.name or e.path} failed: {e.message}", not e.cancelled),
     p.AdapterReloaded: lambda e: (f"{e.adapter.name} was read again: {sha_text(e)}", False),
-    p.ReloadFailed: lambda e: (reload_failed_text(e), not e.cancelled),
+    p.ReloadFailed: lambda e: (f"{e.name} was not read again: {'stopped' if e.cancelled else e.message}", not e.cancelled),
     p.AdapterFileChanged: lambda e: (f"{e.name}: {_FILE[e.what]}", e.what != "back"),
     p.CheckpointAppeared: lambda e: (checkpoint_text(e), False),
     p.AdapterUnloading: _unloading,
