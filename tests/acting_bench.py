@@ -79,6 +79,20 @@ def weights_of(model: PeftModel, name: str, facts: ModelFacts, folder: Path, **o
     return load_adapter(open_adapter(folder / name), facts, name).weights
 
 
+def change_all(model: PeftModel, name: str) -> PeftModel:
+    """With all that the adapter `name` may train moved away from what it was."""
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            own = f".{name}." in f"{parameter_name}."
+            if own and "magnitude" in parameter_name:
+                parameter.mul_(torch.rand_like(parameter) + 0.5)
+            elif own and "lora_" in parameter_name:
+                parameter.copy_(torch.randn_like(parameter) * 0.15)
+            elif own:
+                parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model.eval()
+
+
 def peft_logits(model: PeftModel, ids: Sequence[int], mix: Sequence[tuple[str, float]]) -> Tensor:
     """[tokens, rows of the head] by PEFT with the adapters of `mix` active in that order, each at its scale."""
     with torch.no_grad():

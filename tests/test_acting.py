@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from acting_bench import ActingBench, base_tensors, peft_logits, weights_of
+from acting_bench import ActingBench, base_tensors, change_all, peft_logits, weights_of
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -66,21 +66,7 @@ def _add(model: PeftModel | LlamaForCausalLM, name: str, kind: str) -> PeftModel
         model.add_adapter(name, config)
     else:
         model = get_peft_model(model, config, adapter_name=name)
-    return _changed(model, name)
-
-
-def _changed(model: PeftModel, name: str) -> PeftModel:
-    """With all that the adapter `name` may train moved away from what it was."""
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            own = f".{name}." in f"{parameter_name}."
-            if own and "magnitude" in parameter_name:
-                parameter.mul_(torch.rand_like(parameter) + 0.5)
-            elif own and "lora_" in parameter_name:
-                parameter.copy_(torch.randn_like(parameter) * 0.15)
-            elif own:
-                parameter.add_(torch.randn_like(parameter) * 0.15)
-    return model.eval()
+    return change_all(model, name)
 
 
 def _bench(model: PeftModel, facts: ModelFacts, folder: Path) -> ActingBench:
@@ -111,7 +97,7 @@ def test_each_kind_alone(tmp_path: Path, seed: int, kind: str, tied: bool) -> No
 ], ids=str)
 def test_tied_weights_that_stay_tied(tmp_path: Path, seed: int, config: dict[str, Any]) -> None:
     facts = _facts(tied=True, bias=False)
-    model = _changed(get_peft_model(_llama(facts), LoraConfig(r=3, init_lora_weights=False, ensure_weight_tying=True, **config), "it"), "it")
+    model = change_all(get_peft_model(_llama(facts), LoraConfig(r=3, init_lora_weights=False, ensure_weight_tying=True, **config), "it"), "it")
     ids = _ids(17)
     got = _bench(model, facts, tmp_path).logits([(ids, [("it", 1.0)])])[0]
     torch.testing.assert_close(got, peft_logits(model, ids, [("it", 1.0)]), **CLOSE)
@@ -129,7 +115,7 @@ def test_a_vocabulary_that_was_resized(tmp_path: Path, seed: int, config: dict[s
     decoder = Decoder(facts, {name.removeprefix("model."): tensor.clone() for name, tensor in llama.state_dict().items()
                               if not (tied and name.startswith("lm_head"))}, facts.context)
     llama.resize_token_embeddings(53, mean_resizing=False)
-    model = _changed(get_peft_model(llama, LoraConfig(r=3, init_lora_weights=False, **config), "it"), "it")
+    model = change_all(get_peft_model(llama, LoraConfig(r=3, init_lora_weights=False, **config), "it"), "it")
     bench = ActingBench(decoder, {"it": weights_of(model, "it", facts, tmp_path, save_embedding_layers=True)})
     ids, others = [*_ids(12), 50, 52, 4], _ids(9)
     got, base = bench.logits([(ids, [("it", 1.0)]), (others, [])])
@@ -143,7 +129,7 @@ def test_trained_biases_of_the_base(tmp_path: Path, seed: int, dora: bool) -> No
     llama = _llama(facts)
     decoder = Decoder(facts, {name.removeprefix("model."): tensor.clone() for name, tensor in llama.state_dict().items()}, facts.context)
     config = LoraConfig(r=3, target_modules=["q_proj", "down_proj"], bias="all", use_dora=dora, init_lora_weights=False)
-    model = _changed(get_peft_model(llama, config, "it"), "it")
+    model = change_all(get_peft_model(llama, config, "it"), "it")
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
             parameter.data += torch.randn_like(parameter) * 0.2

@@ -1,0 +1,69 @@
+"""Every architecture with every kind of adapter that PEFT makes: files of both, logits of every token."""
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from acting_bench import ActingBench, change_all, peft_logits, weights_of
+from conftest import tiny_tokenizer
+from peft import LoraConfig, get_peft_model
+from tiny_models import CONFIGS, VOCAB, make_model, save_folder
+
+from lora_bench.engine.base_file import open_base
+from lora_bench.engine.models.decoder import Decoder
+from lora_bench.engine.weights.load import load_weights
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT's advice on configs that are random on purpose
+SPLIT = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {"target_modules": "some"},
+    "rslora": {"target_modules": "all-linear", "use_rslora": True},
+    "patterns": {"target_modules": "all", "rank_pattern": {"o_proj": 2, r"layers\.1\..*down_proj": 5}, "alpha_pattern": {"down_proj": 1.5}},
+    "dora": {"target_modules": "all", "use_dora": True},
+    "embedding": {"target_modules": ["embed_tokens", "o_proj"]},
+    "dora embedding": {"target_modules": ["embed_tokens", "o_proj"], "use_dora": True},
+    "head": {"target_modules": ["lm_head", "o_proj"]},
+    "lora bias": {"target_modules": "all", "lora_bias": True},
+    "biases": {"target_modules": ["o_proj"], "bias": "all"},
+    "saved": {"target_modules": "some", "modules_to_save": ["embed_tokens", "lm_head", "norm", "post_attention_layernorm", "q_norm", "k_norm"]},
+    "trained tokens": {"target_modules": "some", "trainable_token_indices": {"embed_tokens": [7, 30]}},
+}
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Decoder]:
+    name = request.param
+    model = make_model(name)
+    if not model.config.tie_word_embeddings:
+        model.lm_head.weight.data.normal_(0, 0.3)
+    file = open_base(save_folder(model, tmp_path_factory.mktemp(name), tiny_tokenizer()))
+    return name, model, Decoder(file.facts, load_weights(file, torch.device("cpu"), torch.float32), 96)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_architecture_and_a_kind(seed: int, tmp_path: Path, base: tuple[str, Any, Decoder], kind: str) -> None:
+    name, model, decoder = base
+    settings = dict(KINDS[kind])
+    linears = FUSED if name == "phi3" else SPLIT
+    if isinstance(settings["target_modules"], str) and settings["target_modules"] != "all-linear":
+        settings["target_modules"] = linears if settings["target_modules"] == "all" else linears[:1] + linears[-1:]
+    if "modules_to_save" in settings:  # PEFT refuses a list with a name that no module has
+        there = [path for path, _ in model.named_modules()]
+        settings["modules_to_save"] = [saved for saved in settings["modules_to_save"] if any(path.endswith(saved) for path in there)]
+    config = LoraConfig(r=3, lora_alpha=4, init_lora_weights=False, **settings)
+    adapted = change_all(get_peft_model(copy.deepcopy(model), config, adapter_name="it"), "it")
+    if kind == "biases":
+        for path, parameter in adapted.named_parameters():
+            parameter.data += torch.randn_like(parameter) * 0.1 * path.endswith("bias")
+    bench = ActingBench(decoder, {"it": weights_of(adapted, "it", decoder.facts, tmp_path)})
+    ids = [random.choice([7, 30, *range(5, VOCAB)]) for _ in range(25)]
+    got, alone = bench.logits([(ids, [("it", 1.0)]), (ids, [])], pieces=2)
+    torch.testing.assert_close(got, peft_logits(adapted, ids, [("it", 1.0)]), rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(alone, model(torch.tensor([ids])).logits[0], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(got, alone, atol=1e-3), "it changes something"
