@@ -18,9 +18,8 @@ _LOAD_ITS_BASE = "load the base that it was trained on"
 def check_settings(file: AdapterFile, places: Places, facts: ModelFacts) -> None:
     """Raises AdapterError where config and tensors contradict each other, or the config asks for another base."""
     settings = file.settings
-    layers = [layer for first, end in settings.replication for layer in range(first, min(end, first + facts.layers + 1))]
-    if layers and layers != list(range(facts.layers)):
-        raise AdapterError(f"{file.config_path}: layer_replication is {list(map(list, settings.replication))}: it was trained on a stack with "
+    if settings.replication and _repeats(settings.replication, facts.layers):
+        raise AdapterError(f"{file.config_path}: layer_replication is {show(list(map(list, settings.replication)))}: it was trained on a stack with "
                            f"repeated layers, not the {facts.layers} layers of this base; not loaded")
     for pair in places.pairs.values():
         _check_part(file, pair, "use_dora", settings.dora, pair.magnitude, "magnitude vector (lora_magnitude_vector)")
@@ -32,6 +31,16 @@ def check_settings(file: AdapterFile, places: Places, facts: ModelFacts) -> None
         if not any(f"{name}." in f"{module}." or name.endswith(f".{module}") for module in held):
             raise AdapterError(f"{file.weights_path}: modules_to_save lists {show(name)}, which the file does not hold; it is incomplete, "
                                "save or download it again")
+
+
+def _repeats(replication: tuple[tuple[int, int], ...], layers: int) -> bool:
+    """Whether the ranges, one after the other, are anything but the layers of the base in their order."""
+    after = 0
+    for first, end in replication:
+        if first != after or end < first:
+            return True
+        after = end
+    return after != layers
 
 
 def vocabulary_rows(places: Places, shapes: Shapes, facts: ModelFacts) -> dict[str, int]:

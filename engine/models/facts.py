@@ -9,7 +9,7 @@ from ..weights.files import FormatError, show
 
 _BOUNDS: dict[str, tuple[int, int]] = {
     "layers": (1, 1024), "hidden": (1, 1 << 17), "heads": (1, 4096), "kv_heads": (1, 4096), "head_dim": (2, 4096),
-    "intermediate": (1, 1 << 20), "vocab": (1, 1 << 22), "context": (1, 1 << 31),
+    "intermediate": (1, 1 << 20), "vocab": (1, 1 << 22), "context": (2, 1 << 31),
 }
 """least and greatest that a fact may be: beyond them the file lies"""
 

@@ -30,8 +30,11 @@ def facts_from_config(config: Mapping[str, Any], path: Path) -> ModelFacts:
     source = open_config(config, path, DEFAULTS, ("SmolLM3ForCausalLM", "SmolLM3Model"), HONOURS)
     without = _layers_without_rope(source)
     used = source.flag("use_sliding_window") and source.get("sliding_window") is not None
-    if not used and SLIDING in (source.get("layer_types") or ()):
-        raise source.error("layer_types", source.get("layer_types"), "no sliding window is in use: the two contradict each other")
+    kinds = source.get("layer_types", [])
+    if not isinstance(kinds, list):
+        raise source.error("layer_types", kinds, "a list with the kind of each layer is expected")
+    if not used and SLIDING in kinds:
+        raise source.error("layer_types", kinds, "no sliding window is in use: the two contradict each other")
     sizes = windows(source, [used and layer in without for layer in range(bounded_layers(source))])
     return validate(ModelFacts(**config_facts(source, "smollm3") | biases(source), layers_without_rope=without, windows=sizes), path)
 

@@ -7,6 +7,7 @@ from random import Random
 
 import torch
 
+from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.engine import Engine
 from lora_bench.engine.protocol import AdapterUse, LoadModel
 
@@ -42,6 +43,9 @@ class AdapterBench:
             for scale in (0.0, 0.5):
                 self._engine.logits(IDS, (AdapterUse("it", scale),))
             self._engine.snapshot()
+        except AdapterError as error:
+            if "too large for" not in str(error):  # what a dtype holds is known where the adapter is used
+                raise
         finally:
             self._engine.unload_adapter("it")
 
