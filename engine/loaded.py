@@ -41,14 +41,14 @@ class LoadedModel:
 class Progress:
     """ModelLoading events, at most ten a second in one phase; the first and the last of a phase are always sent."""
 
-    def __init__(self, emit: Emit, cancelled: Callable[[], bool]) -> None:
-        self._emit, self._cancelled = emit, cancelled
+    def __init__(self, emit: Emit, cancelled: Callable[[], bool], what: str) -> None:
+        self._emit, self._cancelled, self._what = emit, cancelled, what
         self._phase, self._sent = "", 0.0
 
     def check(self) -> None:
         """Raises LoadCancelled when the load is no longer wanted."""
         if self._cancelled():
-            raise LoadCancelled("loading was cancelled")
+            raise LoadCancelled(f"{self._what}: loading was cancelled")
 
     def report(self, phase: str, item: str = "", done: int = 0, total: int = 0) -> None:
         """Raises LoadCancelled where a phase begins."""
@@ -68,7 +68,7 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
     DownloadCancelled, OutOfMemory, ValueError and OSError with a sentence; what was loaded before is not touched then, unless
     room had to be made.
     """
-    progress = Progress(emit, cancelled)
+    progress = Progress(emit, cancelled, command.path or "the default model")
     path = command.path
     if path is None:
         path = ensure_default_model(lambda item, done, total: progress.report("download", item, done, total), cancelled)
