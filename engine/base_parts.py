@@ -34,6 +34,8 @@ class TokenizerSource:
     """bos_token, eos_token, unk_token, pad_token as templates name them"""
     added: Mapping[str, int] = field(default_factory=dict, repr=False)
     """spelling -> id of the added tokens as a tokenizer.json declares them"""
+    more: Mapping[str, tuple[int, bool]] = field(default_factory=dict, repr=False)
+    """spelling -> (id, special) of tokens that only other files of the folder name, beside its tokenizer.json"""
     strips: Mapping[int, tuple[bool, bool]] = field(default_factory=dict, repr=False)
     """id of an added token -> whether it takes the white space before it, after it; for GGUF, which does not say"""
 

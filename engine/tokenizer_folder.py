@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from .base_parts import TokenizerSource, token_id
-from .tokenizer_older import older_tokenizer
+from .tokenizer_older import listed_tokens, older_tokenizer
 from .weights.files import FormatError, read_bounded, read_json_object, show
 
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -26,19 +26,36 @@ def folder_tokenizer(folder: Path, config: dict[str, Any], vocab: int) -> tuple[
         known = read_json_object(path)
         added = added_tokens(known, path, vocab)
         ids, metadata, strips = _ids(known, added), None, {}
+        more = _more(folder, settings, ids, vocab)
     else:
         tokens = older_tokenizer(folder, settings, vocab)
         path, metadata, strips = tokens.path, tokens.metadata, tokens.strips
-        added, ids = tokens.added, {text: i for i, text in enumerate(metadata["tokenizer.ggml.tokens"])}
+        added, more, ids = tokens.added, {}, {text: i for i, text in enumerate(metadata["tokenizer.ggml.tokens"])}
+    ids |= {text: number for text, (number, _) in more.items()}
     texts = token_texts(settings)
     bos, eos = (ids.get(texts[name]) if name in texts else None for name in ("bos_token", "eos_token"))
     add_bos = settings.get("add_bos_token")
     return TokenizerSource(
-        metadata=metadata, path=path, texts=texts, strips=strips,
+        metadata=metadata, path=path, texts=texts, strips=strips, more=more,
         bos=bos if bos is not None else _first_id(config.get("bos_token_id"), vocab, "bos_token_id", folder),
         eos=eos if eos is not None else _first_id(config.get("eos_token_id"), vocab, "eos_token_id", folder),
         add_bos=add_bos if isinstance(add_bos, bool) else None, added={text: number for text, (number, _) in added.items()},
-    ), added
+    ), added | more
+
+
+def _more(folder: Path, settings: dict[str, Any], ids: dict[str, int], vocab: int) -> AddedTokens:
+    """Tokens that tokenizer_config.json lists and tokenizer.json has not: they belong to it, as transformers adds them.
+
+    Those from `vocab` on have no row in the embedding and stay text. Raises FormatError for one whose id is another token's.
+    """
+    path, listed = listed_tokens(folder, settings, 1 << 31)
+    more = {token["content"]: (i, token.get("special") is True) for i, token in listed.items() if token["content"] not in ids and i < vocab}
+    taken = {i for i, _ in more.values()} & set(ids.values()) if more else ()
+    for text, (number, _) in more.items():
+        if number in taken:
+            raise FormatError(f"{path}: names {show(text)} as token {number:,}, which is another one in tokenizer.json; "
+                              "the two files are of different tokenizers, download the folder again")
+    return more
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:

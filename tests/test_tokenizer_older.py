@@ -115,6 +115,26 @@ def test_a_base_with_only_tokenizer_model(tiny_folder: Callable) -> None:
     assert tokenizer.path == folder / "tokenizer.model" and tokenizer.bos == 1 and tokenizer.encode("the", special=True) == [4]
 
 
+def test_tokens_that_only_the_settings_list(tmp_path: Path) -> None:
+    """tokenizer.json from before tokens were added, tokenizer_config.json from after."""
+    fast = FAMILIES["gpt-2"][1]()
+    fast.save(str(tmp_path / "tokenizer.json"))
+    size = fast.get_vocab_size()
+
+    def listed(tokens: dict[str, str]) -> Tokenizer:
+        rows = {number: {"content": text, "special": True} for number, text in tokens.items()}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": rows, "eos_token": "<tool>"}))
+        source, added = folder_tokenizer(tmp_path, {}, size + 2)
+        assert source.eos == source.more["<tool>"][0] == added["<tool>"][0]
+        return of_source(source, size + 2)
+
+    tokenizer = listed({"1": "<s>", str(size + 1): "<tool>", str(size + 5): "[PAD]"})
+    assert tokenizer.encode("a<tool>", special=True)[-1] == size + 1 and tokenizer.vocab_size == size + 2
+    assert tokenizer.encode("[PAD]", special=True) == fast.encode("[PAD]").ids, "a token without a row stays text"
+    with pytest.raises(FormatError, match="names '<tool>' as token 3, which is another one in tokenizer.json"):
+        listed({"3": "<tool>"})
+
+
 @pytest.mark.parametrize("data, words", [
     (b"", "no SentencePiece model of the kind"), (b"\xff" * 100, "or a damaged one"), (b"\x0a\xff\xff\xff\xff\x0f", "or a damaged one"),
     (model_file(unigram_metadata(), kind=3), "of the kind BPE or unigram"), (b"version https://git-lfs.github.com/spec/v1\n", "SentencePiece"),

@@ -42,6 +42,8 @@ class Tokenizer:
         self._moved: dict[int, int] = {}
         """id that the library gave an added token -> its id"""
         self._read_vocabulary(base)
+        if source.more:
+            self._add(source.more)
         self.add_bos = self._adds_bos(base) if source.add_bos is None else source.add_bos
 
     def _read_vocabulary(self, base: BaseFile) -> None:
