@@ -117,6 +117,14 @@ def test_loads_at_once_make_one_copy(bench: _Bench, adapter_folder: Folder) -> N
     assert bench.store.host_view().used_bytes == BYTES
 
 
+def test_a_rank_far_over_the_matrix_costs_no_more_than_the_matrix(bench: _Bench, adapter_folder: Folder) -> None:
+    rank = 40_000  # squared it would be 6 GiB in fp32
+    ones = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{half}.weight": torch.full(shape, 1e-3)
+            for half, shape in (("A", (rank, 24)), ("B", (36, rank)))}
+    info = bench.store.load(adapter_folder("wide", ("q_proj",), r=rank, tensors=ones, lora_alpha=rank))
+    assert info.norms[0] == pytest.approx(rank * 1e-6 * (24 * 36) ** 0.5, rel=1e-4) and info.norms[1] == 0
+
+
 # -- tiers ---------------------------------------------------------------------------------------
 def test_moves_between_tiers_are_told_with_their_cause(tiny_facts: ModelFacts, adapter_folder: Folder) -> None:
     bench = _Bench(tiny_facts, slots=1, host_bytes=2 * BYTES)

@@ -136,17 +136,19 @@ def acting_notes(weights: AdapterWeights) -> list[str]:
 
 
 def layer_norms(modules: Mapping[str, LoraPair], layers: int) -> tuple[float, ...]:
-    """sqrt of the sum over a layer's modules of ||scaling B A||_F^2, by layer; computed in fp32 from r x r products.
+    """sqrt of the sum over a layer's modules of ||scaling B A||_F^2, by layer, in fp32. lm_head belongs to no layer and is left out.
 
-    ||B A||_F^2 is the sum of the elements of (B^T B) * (A A^T). lm_head belongs to no layer and is left out.
+    ||B A||_F^2 is the sum of the elements of (B^T B) * (A A^T); for a rank so large that these [r, r] take more than B A itself,
+    of those of (B A)^2. So never more memory than a matrix of the base takes.
     """
     squares = [0.0] * layers
     for name, pair in modules.items():
         if not name.startswith("layers."):
             continue
         a, b = pair.a.float(), pair.b.float()
-        gram = (b.T @ b).mul_(a @ a.T).sum().item()
-        squares[int(name.split(".")[1])] += pair.scaling * pair.scaling * max(gram, 0.0)
+        small = pair.rank * pair.rank <= b.shape[0] * a.shape[1]
+        square = ((b.T @ b).mul_(a @ a.T) if small else (b @ a).square_()).sum().item()
+        squares[int(name.split(".")[1])] += pair.scaling * pair.scaling * max(square, 0.0)
     return tuple(sqrt(square) for square in squares)
 
 
