@@ -65,7 +65,8 @@ def run_bench(
         runs["base, PEFT"] = lambda: (peft.decode(PROMPT, tokens, adapter=False), {})
         if names:
             runs["1 adapter, PEFT"] = lambda: (peft.decode(PROMPT, tokens, adapter=True), {})
-    return {"model": info.name, "dtype": info.dtype, "threads": info.threads, "tokens": tokens, "rounds": rounds} | _measure(runs, rounds, progress)
+    facts = {"model": info.name, "dtype": info.dtype, "weights": info.weights, "threads": info.threads, "tokens": tokens, "rounds": rounds}
+    return facts | _measure(runs, rounds, progress)
 
 
 def _measure(runs: dict[str, Run], rounds: int, progress: Callable[[str], None]) -> dict[str, Any]:

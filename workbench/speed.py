@@ -28,7 +28,7 @@ def report(model: str | None, adapters: Sequence[str], tokens: int, rounds: int,
 def _lines(result: dict[str, Any]) -> list[str]:
     """The range of the rounds stands beside their median: on a busy machine they lie far apart, and no ratio means much."""
     threads = counted(result["threads"], "thread")
-    lines = [f"{result['model']} · {result['dtype']} · {threads} · {result['tokens']} tokens · median of {result['rounds']}"]
+    lines = [f"{result['model']} · {result['dtype']}, weights {result['weights']} · {threads} · {result['tokens']} tokens · median of {result['rounds']}"]
     for name, speed in result["tokens_per_second"].items():
         rounds = result["every_round"][name]
         beside = f"   {result['ratio'][name]:.2f} x PEFT" if name in result["ratio"] else ""
