@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels.weights import row_chunks
 from ..kernels.weights import rows as rows_of_weight
-from .adapters.adapter import Adapter, LoraPair, TokenRows
+from .adapters.adapter import Adapter, LoraPair, TokenRows, low_rank_square
 from .models.decoder import Decoder
 from .protocol import DeltaNorm
 
@@ -79,12 +79,6 @@ def delta_norms(base: BaseSquares, adapter: Adapter) -> Generator[str, None, tup
 def _order(module: str) -> tuple[float, str]:
     """Layers by number, then what belongs to none."""
     return float(module.split(".")[1]) if module.startswith("layers.") else float("inf"), module
-
-
-def low_rank_square(pair: LoraPair) -> float:
-    """||scaling B A||_F^2 = scaling^2 times the sum of the elements of (B^T B) * (A A^T); fp32 products, summed in fp64."""
-    a, b = pair.a.float(), pair.b.float()
-    return pair.scaling * pair.scaling * max((b.T @ b).mul_(a @ a.T).sum(dtype=torch.float64).item(), 0.0)
 
 
 def _dora_square(base: BaseSquares, module: str, pair: LoraPair) -> float:

@@ -117,7 +117,8 @@ def test_loads_at_once_make_one_copy(bench: _Bench, adapter_folder: Folder) -> N
     assert bench.store.host_view().used_bytes == BYTES
 
 
-def test_a_rank_far_over_the_matrix_costs_no_more_than_the_matrix(bench: _Bench, adapter_folder: Folder) -> None:
+def test_a_rank_far_over_the_matrix_costs_no_more_than_the_matrix(tiny_facts: ModelFacts, adapter_folder: Folder) -> None:
+    bench = _Bench(tiny_facts, host_bytes=1 << 30)
     rank = 40_000  # squared it would be 6 GiB in fp32
     ones = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{half}.weight": torch.full(shape, 1e-3)
             for half, shape in (("A", (rank, 24)), ("B", (36, rank)))}

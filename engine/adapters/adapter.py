@@ -136,20 +136,25 @@ def acting_notes(weights: AdapterWeights) -> list[str]:
 
 
 def layer_norms(modules: Mapping[str, LoraPair], layers: int) -> tuple[float, ...]:
-    """sqrt of the sum over a layer's modules of ||scaling B A||_F^2, by layer, in fp32. lm_head belongs to no layer and is left out.
-
-    ||B A||_F^2 is the sum of the elements of (B^T B) * (A A^T); for a rank so large that these [r, r] take more than B A itself,
-    of those of (B A)^2. So never more memory than a matrix of the base takes.
-    """
+    """sqrt of the sum over a layer's modules of ||scaling B A||_F^2, by layer. lm_head belongs to no layer and is left out."""
     squares = [0.0] * layers
     for name, pair in modules.items():
         if not name.startswith("layers."):
             continue
-        a, b = pair.a.float(), pair.b.float()
-        small = pair.rank * pair.rank <= b.shape[0] * a.shape[1]
-        square = ((b.T @ b).mul_(a @ a.T) if small else (b @ a).square_()).sum().item()
-        squares[int(name.split(".")[1])] += pair.scaling * pair.scaling * max(square, 0.0)
+        squares[int(name.split(".")[1])] += low_rank_square(pair)
     return tuple(sqrt(square) for square in squares)
+
+
+def low_rank_square(pair: LoraPair) -> float:
+    """||scaling B A||_F^2.
+
+    The sum of the elements of (B^T B) * (A A^T); for a rank so large that these [r, r] take more memory than B A itself, of
+    those of (B A)^2.
+    """
+    a, b = pair.a.float(), pair.b.float()
+    small = pair.rank * pair.rank <= b.shape[0] * a.shape[1]
+    elements = (b.T @ b).mul_(a @ a.T) if small else (b @ a).square_()
+    return pair.scaling * pair.scaling * max(elements.sum(dtype=torch.float64).item(), 0.0)
 
 
 def target_counts(modules: Mapping[str, LoraPair]) -> dict[str, int]:
