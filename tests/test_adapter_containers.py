@@ -4,7 +4,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,10 +51,9 @@ def renamed(folder: Path, rename: Callable[[str], str]) -> Path:
 ])
 def test_spellings_of_one_name(adapter_folder: Folder, load: Callable[[Path], Adapter], rename: Callable[[str], str]) -> None:
     patterns = {"alpha_pattern": {"q_proj": 3}, "rank_pattern": {r"layers\.1\.self_attn\.v_proj": 4}}
-    plain = load(adapter_folder("plain", **patterns))
-    spelled = adapter_folder("spelled", **patterns)
-    shutil.copy(adapter_folder("plain", **patterns) / SAFETENSORS, spelled)
-    plain = load(adapter_folder("plain", tensors=load_file(spelled / SAFETENSORS), **patterns))
+    folder = adapter_folder("plain", **patterns)
+    plain = load(folder)
+    spelled = adapter_folder("spelled", tensors=load_file(folder / SAFETENSORS), **patterns)
     info = load(renamed(spelled, rename)).info
     assert (info.digest, info.matched, info.unmatched) == (plain.info.digest, 4, ())
 
@@ -65,7 +63,7 @@ def test_another_models_layer_is_not_this_ones_last_norm(adapter_folder: Folder,
     tower = tensors | {"base_model.model.vision_tower.layers.0.norm.weight": torch.ones(3),
                        "base_model.model.vision_tower.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(4, 7),
                        "base_model.model.vision_tower.layers.0.self_attn.q_proj.lora_B.weight": torch.ones(7, 4)}
-    info = load(adapter_folder("tower", tensors=tower)).info
+    info = load(adapter_folder("tower", tensors=tower, modules_to_save=["layers.0.norm"])).info
     assert info.matched == 4 and info.total == 5 and len(info.unmatched) == 2 and not info.replaced
     with pytest.raises(AdapterError, match="has no place in the base"):
         load(adapter_folder("other", tensors=tensors | {"base_model.model.model.layers.0.mlp.norm.weight": torch.ones(24)}))
@@ -133,6 +131,14 @@ def test_a_part_of_a_fused_module_alone(adapter_folder: Folder, tiny_facts: Mode
     tensors |= {name.replace("lora_B.weight", "lora_magnitude_vector"): torch.ones(12) for name in tensors if "lora_B" in name}
     with pytest.raises(AdapterError, match="DoRA on a part of layers.0.self_attn.qkv_proj"):
         load_adapter(open_adapter(adapter_folder("dora", ("v_proj",), tensors=tensors, use_dora=True)), fused, "it")
+
+
+def test_norms_that_lack_a_constant_in_hugging_face_files(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
+    norms = {f"base_model.model.model.{name}.weight": torch.randn(24).bfloat16() for name in ("norm", "layers.1.input_layernorm")}
+    folder = adapter_folder("n", tensors=load_file(adapter_folder("a") / SAFETENSORS) | norms, modules_to_save=["norm", "input_layernorm"])
+    replaced = load_adapter(open_adapter(folder), dataclasses.replace(tiny_facts, norm_offset=1.0), "it").weights.replaced
+    for name, tensor in norms.items():
+        assert torch.equal(replaced[name.removeprefix("base_model.model.model.")], tensor.float() + 1)
 
 
 # -- containers ----------------------------------------------------------------------------------

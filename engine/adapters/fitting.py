@@ -25,7 +25,7 @@ def check_settings(file: AdapterFile, places: Places, facts: ModelFacts) -> None
         _check_part(file, pair, "use_dora", settings.dora, pair.magnitude, "magnitude vector (lora_magnitude_vector)")
         if not pair.embedding:
             _check_part(file, pair, "lora_bias", settings.lora_bias, pair.bias, "bias of lora_B")
-    held = [path.rpartition(".")[0] for path in places.whole]
+    held = [path.rpartition(".")[0] for path in (*places.whole, *places.unmatched)]
     for name in settings.saved:
         # PEFT takes every module whose name ends so, with all that is inside
         if not any(f"{name}." in f"{module}." or name.endswith(f".{module}") for module in held):
