@@ -10,12 +10,17 @@ import torch
 
 from .chat import prompt_ids
 from .loaded import LoadedModel
+from .models.facts import ModelFacts
 from .protocol import Prompt
 from .weights.load import load_weights
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
+
+
+PLAIN = ("architecture", "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context", "rms_eps", "rope_theta", "tied")
+"""the facts in which bases differ that the comparison is made for"""
 
 
 class PeftBench:
@@ -26,8 +31,9 @@ class PeftBench:
         from peft import PeftModel
         from transformers import LlamaConfig, LlamaForCausalLM
         f = loaded.base.facts
-        if f.rope_scaling or f.rope_freq_factors or f.attention_bias or f.mlp_bias:
-            raise ValueError(f"{loaded.base.path}: the comparison is made for plain llama bases, without RoPE scaling and biases")
+        if f != ModelFacts(**{name: getattr(f, name) for name in PLAIN}):
+            raise ValueError(f"{loaded.base.path}: the comparison is made for plain llama bases, without RoPE scaling, biases, windows and the like; "
+                             f"this is a {f.architecture} model with some of them")
         config = LlamaConfig(
             vocab_size=f.vocab, hidden_size=f.hidden, intermediate_size=f.intermediate, num_hidden_layers=f.layers,
             num_attention_heads=f.heads, num_key_value_heads=f.kv_heads, head_dim=f.head_dim, max_position_embeddings=f.context,

@@ -14,9 +14,13 @@ from .adapters.open import is_adapter, open_adapter
 from .adapters.scales import effective_scales
 from .adapters.verdicts import field_verdicts
 from .base_file import BaseFile, open_base
-from .models.facts import module_shapes
+from .models.facts import ModelFacts, RopeScaling, module_shapes
 
 PICKLED = "tensors: not looked into, those of a pickle (.bin) are known only when it is loaded"
+OF_ARCHITECTURE = (
+    "rotary_dim", "local_rope", "layers_without_rope", "windows", "fused", "norms", "norm_offset", "qk_norm", "activation", "embedding_scale",
+    "attention_scale", "attention_softcap", "residual_scale", "logit_divisor", "logit_softcap",
+)
 CANNOT_BE_USED = 3
 """exit code for a file that is no base and no adapter that runs here"""
 
@@ -38,15 +42,29 @@ def _base(base: BaseFile) -> dict[str, Any]:
         "parameters": base.parameters, "file_bytes": base.file_bytes, "weight_types": base.weight_types,
         "layers": facts.layers, "hidden": facts.hidden, "heads": facts.heads, "kv_heads": facts.kv_heads, "head_dim": facts.head_dim,
         "intermediate": facts.intermediate, "vocab": facts.vocab, "trained_context": facts.context,
-        "rope_theta": facts.rope_theta, "rope_scaling": asdict(facts.rope_scaling) if facts.rope_scaling else None,
-        "rope_freq_factors": facts.rope_freq_factors, "tied": facts.tied,
-        "attention_bias": facts.attention_bias, "output_bias": facts.output_bias, "mlp_bias": facts.mlp_bias, "linear_modules": len(module_shapes(facts)),
+        "rope_theta": facts.rope_theta, "rope_scaling": _stated(facts.rope_scaling), "rope_freq_factors": facts.rope_freq_factors,
+        "tied": facts.tied, "attention_bias": facts.attention_bias, "output_bias": facts.output_bias, "mlp_bias": facts.mlp_bias,
+        "other_facts": _other_facts(facts), "linear_modules": len(module_shapes(facts)),
         "tokenizer": {
             "from": str(tokenizer.path or "GGUF metadata"),
             "bos": tokenizer.bos, "eos": tokenizer.eos, "add_bos": tokenizer.add_bos, "end_tokens": list(base.end_tokens),
         },
         "chat_template": base.chat_template, "details": base.details, "notes": list(base.notes),
     }
+
+
+def _stated(scaling: RopeScaling | None) -> dict[str, Any] | None:
+    """Kind, factor, and whatever else is not as it would be if nothing were said."""
+    if scaling is None:
+        return None
+    unsaid = asdict(RopeScaling(scaling.kind, scaling.factor))
+    return {name: value for name, value in asdict(scaling).items() if name in ("kind", "factor") or value != unsaid[name]}
+
+
+def _other_facts(facts: ModelFacts) -> dict[str, Any]:
+    """What tells this decoder from a plain llama: every fact of an architecture that is not its default."""
+    shown = {"windows": sorted(set(facts.windows)), "local_rope": facts.local_rope and facts.local_rope.theta, "norms": facts.norms.names}
+    return {name: shown.get(name, getattr(facts, name)) for name in OF_ARCHITECTURE if getattr(facts, name) != getattr(ModelFacts, name)}
 
 
 def _adapter(file: AdapterFile) -> dict[str, Any]:

@@ -6,22 +6,24 @@ import random
 import pytest
 import torch
 
-from lora_bench.kernels.attention import Span, cache_write_, causal_mask, paged_attention
+from lora_bench.kernels.attention import PLAIN, Scores, Span, cache_write_, causal_mask, paged_attention, windowed
 
 BLOCK = 16
 
 
-def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int = 0, scale: float | None = None, cap: float = 0.0) -> torch.Tensor:
     """q [rows, heads, d], k, v [length, kv_heads, d]; rows are the last of length; loops, fp64."""
     rows, heads, d = q.shape
     length, kv_heads, _ = k.shape
     out = torch.empty(rows, heads, d, dtype=torch.float64)
     for row in range(rows):
         sees = length - rows + row + 1
+        first = max(0, sees - window) if window else 0
         for head in range(heads):
             shared = head // (heads // kv_heads)
-            scores = k[:sees, shared].double() @ q[row, head].double() / d**0.5
-            out[row, head] = scores.softmax(0) @ v[:sees, shared].double()
+            scores = k[first:sees, shared].double() @ q[row, head].double() * (d**-0.5 if scale is None else scale)
+            scores = cap * (scores / cap).tanh() if cap else scores
+            out[row, head] = scores.softmax(0) @ v[first:sees, shared].double()
     return out.flatten(1)
 
 
@@ -33,7 +35,8 @@ def _span(start: int, rows: int, length: int, blocks: list[int]) -> Span:
 
 @pytest.mark.parametrize("heads,kv_heads,d", [(9, 3, 64), (4, 4, 8), (6, 1, 20), (8, 2, 128)])
 @pytest.mark.parametrize("scattered", [False, True])
-def test_matches_plain_arithmetic(heads: int, kv_heads: int, d: int, scattered: bool) -> None:
+@pytest.mark.parametrize("window, scores", [(0, PLAIN), (9, PLAIN), (33, Scores(0.3)), (16, Scores(None, 1.5)), (0, Scores(0.7, 0.9)), (1, PLAIN)])
+def test_matches_plain_arithmetic(heads: int, kv_heads: int, d: int, scattered: bool, window: int, scores: Scores) -> None:
     seed = random.randrange(1 << 31)
     print("seed", seed)
     rng = random.Random(seed)
@@ -47,11 +50,12 @@ def test_matches_plain_arithmetic(heads: int, kv_heads: int, d: int, scattered: 
         blocks = [order.pop() for _ in range(-(-length // BLOCK))][:: 1 if scattered else -1]
         q, kv = torch.randn(rows, heads, d), torch.randn(length, 2 * kv_heads, d)
         cache_write_(cache, torch.tensor([blocks[p // BLOCK] * BLOCK + p % BLOCK for p in range(length)]), kv)
-        spans.append(_span(start, rows, length, blocks))
+        span = _span(start, rows, length, blocks)
+        spans.append(windowed(span, window, torch.device("cpu")) if window else span)
         queries.append(q)
-        expected.append(_plain(q, kv[:, :kv_heads], kv[:, kv_heads:]))
+        expected.append(_plain(q, kv[:, :kv_heads], kv[:, kv_heads:], window, scores.scale, scores.softcap))
         start += rows
-    got = paged_attention(torch.cat(queries), cache, spans)
+    got = paged_attention(torch.cat(queries), cache, spans, scores)
     assert got.shape == (start, heads * d)
     torch.testing.assert_close(got.double(), torch.cat(expected), atol=2e-5, rtol=1e-4)
 
@@ -62,3 +66,15 @@ def test_a_consecutive_run_is_read_without_a_copy() -> None:
     cache = torch.randn(8, BLOCK, 2, 4)
     view = _stored(cache, Span(0, 1, 20, 3))
     assert view.data_ptr() == cache[3].data_ptr() and view.shape == (20, 2, 4)
+
+
+def test_a_window_reads_no_more_than_it_needs() -> None:
+    from lora_bench.kernels.attention import _stored
+
+    cache = torch.randn(8, BLOCK, 2, 4)
+    span = windowed(Span(0, 1, 50, 3), 10, torch.device("cpu"))
+    assert (span.skip, span.mask) == (40, None) and _stored(cache, span).data_ptr() == cache[5, 8].data_ptr() and len(_stored(cache, span)) == 10
+    scattered = windowed(Span(0, 1, 50, -1, torch.tensor([7, 1, 4, 2])), 10, torch.device("cpu"))
+    assert torch.equal(_stored(cache, scattered), torch.cat((cache[4, 8:], cache[2, :2])))
+    short = Span(0, 5, 9, 3, None, causal_mask(5, 9, torch.device("cpu")))
+    assert windowed(short, 9, torch.device("cpu")) is short, "a window that reaches all changes nothing"

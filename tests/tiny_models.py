@@ -38,8 +38,8 @@ CONFIGS = {
     "olmo2": (transformers.Olmo2Config, {"rms_norm_eps": 1e-5}),
 }
 """name -> (class of its config, what differs from SIZES)"""
-_INTERLEAVED = ("llama", "mistral", "ministral", "granite", "smollm3")
-_GGUF_ARCHITECTURE = {"mistral": "llama", "ministral": "llama"}
+_INTERLEAVED = ("llama", "mistral", "mistral3", "granite", "smollm3")
+_GGUF_ARCHITECTURE = {"mistral": "llama"}
 
 
 def make_model(name: str, **changes: Any) -> Any:

@@ -7,7 +7,7 @@ from .facts import ModelFacts, RopeScaling, module_shapes, tensor_shapes
 ARCHITECTURES_GGUF = {
     "llama": llama.facts_from_gguf, "qwen2": qwen2.facts_from_gguf, "qwen3": qwen3.facts_from_gguf, "gemma2": gemma2.facts_from_gguf,
     "gemma3": gemma3.facts_from_gguf, "granite": granite.facts_from_gguf, "phi3": phi3.facts_from_gguf, "smollm3": smollm3.facts_from_gguf,
-    "olmo2": olmo2.facts_from_gguf,
+    "olmo2": olmo2.facts_from_gguf, "mistral3": mistral.facts_from_gguf,
 }
 """general.architecture of a GGUF -> how its facts are read"""
 ARCHITECTURES_CONFIG = {

@@ -13,7 +13,7 @@ from .rope_facts import config_rope
 COMMON = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 """what transformers takes for a field that is missing, where an architecture has no default of its own"""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (None,), "auto_map": (None,), "is_encoder_decoder": (None, False), "add_cross_attention": (None, False),
+    "quantization_config": (None,), "is_encoder_decoder": (None, False), "add_cross_attention": (None, False),
     "partial_rotary_factor": (None, 1, 1.0), "num_local_experts": (None, 0, 1), "num_experts": (None, 0, 1), "n_routed_experts": (None, 0),
     "attention_multiplier": (None,), "embedding_multiplier": (None, 1, 1.0), "residual_multiplier": (None, 1, 1.0),
     "logits_scaling": (None, 1, 1.0), "query_pre_attn_scalar": (None,), "attn_logit_softcapping": (None,), "final_logit_softcapping": (None,),
@@ -22,10 +22,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "lm_head_bias": (None, False), "scale_emb": (None, 1, 1.0), "scale_depth": (None,), "alibi": (None, False), "text_config": (None,),
 }
 """fields that change what a model computes -> the values with which they do not"""
-_WHY = {
-    "quantization_config": "quantised safetensors are not supported; use the unquantised model or a GGUF of it",
-    "auto_map": "custom code in a model folder is never run; use a model that needs none",
-}
+_WHY = {"quantization_config": "quantised safetensors are not supported; use the unquantised model or a GGUF of it"}
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -57,7 +54,7 @@ def config_facts(config: Fields, architecture: str, rotary: int = 0) -> dict[str
         "kv_heads": config.count("num_key_value_heads", heads), "head_dim": head_dim, "intermediate": config.count("intermediate_size"),
         "vocab": config.count("vocab_size"), "context": context, "rms_eps": config.number("rms_norm_eps"), "rotary_dim": rotary,
         "rope_theta": rope.theta, "rope_scaling": rope.scaling, "tied": config.flag("tie_word_embeddings"),
-        "activation": activation(config, "hidden_act", "silu"), "notes": scaling_notes(rope.scaling),
+        "activation": activation(config, "hidden_act", "silu"), "notes": _notes(config, architecture, rope.scaling),
     }
 
 
@@ -79,11 +76,14 @@ def activation(config: Fields, key: str, default: str) -> str:
     return _ACTIVATIONS[name]
 
 
-def scaling_notes(scaling: RopeScaling | None) -> tuple[str, ...]:
-    if scaling is None or scaling.kind != "dynamic":
-        return ()
-    return (f"dynamic RoPE scaling acts beyond {scaling.original_context:,} tokens (max_position_embeddings), which is the longest context here: "
-            "the model computes as without it",)
+def _notes(config: Fields, architecture: str, scaling: RopeScaling | None) -> tuple[str, ...]:
+    notes = []
+    if config.get("auto_map"):
+        notes.append(f"config.json names code in the folder (auto_map): it is never run, the model is computed as every {architecture} model")
+    if scaling is not None and scaling.kind == "dynamic":
+        notes.append(f"dynamic RoPE scaling acts beyond {scaling.original_context:,} tokens (max_position_embeddings), which is the longest context "
+                     "here: the model computes as without it")
+    return tuple(notes)
 
 
 def windows(config: Fields, sliding: list[bool]) -> tuple[int, ...]:
@@ -91,8 +91,8 @@ def windows(config: Fields, sliding: list[bool]) -> tuple[int, ...]:
 
     Raises FormatError for other types of layers, and for sliding layers without a sliding_window.
     """
-    types = config.get("layer_types", [SLIDING if slides else FULL for slides in sliding])
-    if not isinstance(types, list) or len(types) != len(sliding) or any(kind not in (SLIDING, FULL) for kind in types):
+    types = layer_types(config) or [SLIDING if slides else FULL for slides in sliding]
+    if len(types) != len(sliding) or any(kind not in (SLIDING, FULL) for kind in types):
         raise config.error("layer_types", types, f"{SLIDING} or {FULL} for each of {len(sliding)} layers is expected")
     if SLIDING not in types:
         return ()
@@ -113,9 +113,22 @@ def late_windows(config: Fields) -> tuple[int, ...]:
     used, count = config.flag("use_sliding_window"), bounded_layers(config)
     first = config.count("max_window_layers", 28)
     sliding = [used and config.get("sliding_window") is not None and layer >= first for layer in range(count)]
-    if not used and SLIDING in (config.get("layer_types") or ()):
-        raise config.error("layer_types", config.get("layer_types"), "use_sliding_window is false: the two contradict each other")
+    refuse_unused_windows(config, used)
     return windows(config, sliding)
+
+
+def refuse_unused_windows(config: Fields, used: bool) -> None:
+    """Raises FormatError when `layer_types` has sliding layers though no window is `used`."""
+    if not used and SLIDING in layer_types(config):
+        raise config.error("layer_types", config.get("layer_types"), "no sliding window is in use (use_sliding_window): the two contradict each other")
+
+
+def layer_types(config: Fields) -> list[Any]:
+    """The field of that name; [] when it is missing."""
+    types = config.get("layer_types", [])
+    if not isinstance(types, list):
+        raise config.error("layer_types", types, "a list with the type of each layer is expected")
+    return types
 
 
 def bounded_layers(config: Fields) -> int:

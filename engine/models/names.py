@@ -12,7 +12,7 @@ _GGUF_LAYER = {
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }
-_GGUF_INTERLEAVED = frozenset({"llama", "mistral", "ministral", "granite", "smollm3"})
+_GGUF_INTERLEAVED = frozenset({"llama", "mistral", "ministral", "mistral3", "granite", "smollm3"})
 """architectures whose GGUF files hold the two halves of each q and k head alternately: row 2i is the i-th of the first half, row 2i + 1
 of the second. The other architectures' files keep Hugging Face's order (llama.cpp's converter, LlamaModel.permute)."""
 

@@ -37,10 +37,6 @@ class RopeTables:
         """Whether a request can be long enough for longrope's other factors."""
         return 0 < self._long_after < self._context
 
-    @property
-    def nbytes(self) -> int:
-        return sum(half.nbytes for table in self._tables for half in table)
-
     def start(self, tokens: int) -> int:
         """The row of the tables where position 0 of a request of `tokens` tokens lies."""
         return self._context if self.has_long and tokens > self._long_after else 0

@@ -8,7 +8,7 @@ from typing import Any
 from ..weights.entry import TensorEntry
 from .facts import ModelFacts, validate
 from .fields import Fields
-from .from_config import SLIDING, bounded_layers, config_facts, open_config, windows
+from .from_config import bounded_layers, config_facts, open_config, refuse_unused_windows, windows
 from .from_gguf import gguf_facts, open_gguf
 from .llama import biases
 
@@ -30,11 +30,7 @@ def facts_from_config(config: Mapping[str, Any], path: Path) -> ModelFacts:
     source = open_config(config, path, DEFAULTS, ("SmolLM3ForCausalLM", "SmolLM3Model"), HONOURS)
     without = _layers_without_rope(source)
     used = source.flag("use_sliding_window") and source.get("sliding_window") is not None
-    kinds = source.get("layer_types", [])
-    if not isinstance(kinds, list):
-        raise source.error("layer_types", kinds, "a list with the kind of each layer is expected")
-    if not used and SLIDING in kinds:
-        raise source.error("layer_types", kinds, "no sliding window is in use: the two contradict each other")
+    refuse_unused_windows(source, used)
     sizes = windows(source, [used and layer in without for layer in range(bounded_layers(source))])
     return validate(ModelFacts(**config_facts(source, "smollm3") | biases(source), layers_without_rope=without, windows=sizes), path)
 
