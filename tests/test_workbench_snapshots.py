@@ -9,6 +9,7 @@ from textual.pilot import Pilot
 from textual.widgets import TextArea
 
 from lora_bench.engine import protocol as p
+from lora_bench.workbench.screens.details import DetailsScreen
 from lora_bench.workbench.screens.engine import EngineScreen
 
 MADE_WITH = "8.2.8"
@@ -52,6 +53,15 @@ async def the_engine_screen(pilot: Pilot) -> None:
     await settled(pilot)
 
 
+async def the_details(pilot: Pilot) -> None:
+    await wait_until(pilot, lambda: pilot.app.state.model and not pilot.app.state.wanted)
+    await settled(pilot)
+    await pilot.press("escape", "f5")
+    await wait_until(pilot, lambda: isinstance(pilot.app.screen, DetailsScreen))
+    await settled(pilot)
+    await settled(pilot)
+
+
 @pytest.mark.parametrize("size", [(160, 45), (120, 36), (80, 24)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_main_screen(snap_compare, size: tuple[int, int]) -> None:
     assert snap_compare(bench_app(REPLY), terminal_size=size, run_before=a_chat)
@@ -68,3 +78,8 @@ def test_dead_engine(snap_compare) -> None:
 
 def test_engine_screen(snap_compare) -> None:
     assert snap_compare(bench_app(REPLY), terminal_size=(120, 36), run_before=the_engine_screen)
+
+
+@pytest.mark.parametrize("size", [(120, 36), (80, 24)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_details_screen(snap_compare, size: tuple[int, int]) -> None:
+    assert snap_compare(bench_app(REPLY), terminal_size=size, run_before=the_details)

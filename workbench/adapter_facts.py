@@ -6,7 +6,7 @@ from .charts import folded, sparkline
 from .mixboard import scale_text
 from .reload_text import file_line
 from .state import BenchState
-from .text import clean_line, size_text
+from .text import clean_line, counted, size_text
 
 
 def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
@@ -27,6 +27,7 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
     ]
     if view and view.file:
         lines.insert(1, file_line(view.file))
+    lines += _own(info)
     if info.invocation:  # high up: without it the adapter seems to do nothing
         ids = " ".join(map(str, info.invocation_tokens[:12]))
         lines[2:2] = ["acts only after its invocation: v invokes it on this chat, f changes it",
@@ -38,11 +39,25 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
     return lines + [f"! {clean_line(note, 300)}" for note in info.notes]
 
 
+def _own(info: AdapterInfo) -> list[str]:
+    """What it brings beside low-rank deltas, and what it wants."""
+    whole = counted(len(info.replaced), "whole tensor") if info.replaced else ""
+    rows = counted(sum(info.token_rows.values()), "trained row") if info.token_rows else ""
+    added = counted(info.added_rows, "more token") if info.added_rows else ""
+    brings = ", ".join(filter(None, (whole, rows, added)))
+    return [line for line in (
+        f"brings {brings}" if brings else "", f"task {clean_line(info.task, 60)}" if info.task else "",
+        "expects a prompt prefix: i offers it" if info.prompt_prefix else "") if line]
+
+
 def _kinds(info: AdapterInfo) -> str:
-    return (" · rsLoRA" if info.rslora else "") + (" · aLoRA" if info.invocation else "")
+    kinds = {"rsLoRA": info.rslora, "DoRA": info.dora, "aLoRA": bool(info.invocation)}
+    return "".join(f" · {kind}" for kind, there in kinds.items() if there)
 
 
 def _effective(info: AdapterInfo, scale: float) -> str:
+    if not info.effective_scales:
+        return f"no low-rank delta · yours {scale_text(scale)}"
     own = " ".join(f"{value:g}" for value in info.effective_scales[:4])
     if len(info.effective_scales) == 1:
         return f"alpha/r {own} × yours {scale_text(scale)} = {info.effective_scales[0] * scale:.4g}"

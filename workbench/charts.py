@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+BAR = _EIGHTHS[1:]
+"""what bars are made of"""
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

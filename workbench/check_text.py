@@ -131,7 +131,7 @@ def _deltas(deltas: Sequence[DeltaNorm], width: int) -> tuple[str, ...]:
     height = -(-len(cells) // columns)
     room = width // columns
     rows = ["".join(f"{cell[:room - 1]:<{room}}" for cell in cells[row::height]).rstrip() for row in range(height)]
-    return (f"‖ΔW‖ / ‖W‖ at scale 1, largest {top:.3g}", *rows)
+    return (f"‖ΔW‖ / ‖W‖ at scale 1, largest {_share(top)}", *rows)
 
 
 def _cell(delta: DeltaNorm, top: float, label: int) -> str:

@@ -1,6 +1,8 @@
 """One adapter on the whole screen: what it is, what of it acts, how far it moves the weights, and what it does to the base's words."""
 from __future__ import annotations
 
+import re
+
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
@@ -9,13 +11,16 @@ from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from ..adapter_facts import fact_lines
+from ..charts import BAR
 from ..check_text import MARKS, sections
 from ..control import Control
 from ..header import header_line
 from ..keys import bindings
 from ..panels.engine import Line, Panel, title
+from ..reload_text import file_line
 from ..text import clean_line
 
+_BARS = re.compile(f"([{BAR}]+)")
 _STYLES = {MARKS["refused"]: "$text-error", MARKS["warning"]: "$text-warning"}
 
 
@@ -31,7 +36,8 @@ class ReportPanel(Panel):
             lines: list[Line] = [title(clean_line(name, 60)), *fact_lines(state, name, self.columns)]
             self.put([*lines, "", *self._progress(control, doing, failed)])
             return
-        lines = []
+        view = state.view(name)
+        lines = [f"{file_line(view.file)}. Fields and metadata below are those of the file now", ""] if view and view.file else []
         now = " ".join(self._progress(control, doing, failed))
         for part in sections(report, self.columns, now or "not run yet: F5 runs a few prompts with and without it"):
             lines += [title(part.title), *(self._line(line) for line in part.lines), ""]
@@ -47,7 +53,9 @@ class ReportPanel(Panel):
         return [f"being checked: {clean_line(doing, 80) if doing and not control.state.running else waits} …"]
 
     def _line(self, line: str) -> Content:
-        return Content.assemble((line, _STYLES.get(line[:1], "")))
+        if line[:1] in _STYLES:
+            return Content.assemble((line, _STYLES[line[0]]))
+        return Content.assemble(*((part, "$primary-lighten-2" if part[:1] in BAR else "") for part in _BARS.split(line)))
 
 
 class DetailsScreen(Screen):
