@@ -1,0 +1,101 @@
+"""The host tier and the slots of one base, and the way of an adapter between them."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal
+
+from .adapters.adapter import Adapter
+from .dora_rows import BaseSquares
+from .host_cache import HostCache
+from .models.facts import module_shapes
+from .protocol import Emit
+from .routing import Routing, RoutingCache
+from .slot_content import build_content
+from .slot_pool import Arrival, SlotPool
+from .slots import SlotContent, fused_modules
+
+if TYPE_CHECKING:
+    from .models.decoder import Decoder
+
+
+class Tiers:
+    """Adapters by name in RAM (`host`) and on the device (`pool`); every move is emitted with its cause."""
+
+    def __init__(self, decoder: Decoder, slots: int, host_bytes: int, emit: Emit) -> None:
+        self.host = HostCache(host_bytes, emit)
+        self.pool = SlotPool(slots, emit)
+        self._decoder = decoder
+        self._squares = BaseSquares()
+        shapes = module_shapes(decoder.facts)
+        outputs = {key: [shapes[module][0] for module in modules] for key, modules in fused_modules(decoder.facts).items()}
+        self._routings = RoutingCache(decoder.facts.layers, outputs, decoder.device)
+
+    @property
+    def composed_bytes(self) -> int:
+        """Device bytes of adapters laid end to end for steps that use several at once, beside the slots."""
+        return self._routings.copied_bytes
+
+    def give_slots(self, names: Sequence[str], user: int | None, because: str, read_again: Callable[[str], Adapter]) -> None:
+        """Slots for `names`, held for `user` (None: not held). `read_again` reads one that is in no tier. See `SlotPool.plan` for errors.
+
+        New adapters are on the device before any is evicted.
+        """
+        missing, victims = self.pool.plan(names, user)
+        fetched = [self._fetch(name, read_again) for name in missing]
+        for slot in self.pool.settle(names, [arrival for arrival, _ in fetched], victims, user, because):
+            self._routings.forget(slot)
+        for arrival, adapter in fetched:
+            if arrival.source == "disk":
+                self.host.put(arrival.name, adapter, arrival.ms)
+
+    def swap(self, name: str, adapter: Adapter, ms: float, set_aside: Callable[[], str]) -> tuple[tuple[int, ...], str]:
+        """`adapter` in the place of what is called `name`. What can fail comes first.
+
+        When requests hold the old content it keeps its slot for them, under the name that `set_aside()` gives. Returns (those
+        requests, that name or "").
+        """
+        self.host.check_fits(adapter)
+        slot, users = self.pool.get(name), self.pool.users(name)
+        content = self._build(adapter) if slot is not None else None
+        kept_as = set_aside() if users else ""
+        if slot is not None and content is not None:
+            self._routings.forget(slot.index)
+            if users:
+                self.pool.rename(name, kept_as)
+            else:
+                self.pool.refill(Arrival(name, content, "host", ms), "its file was read again")
+        self.host.drop(name)
+        self.host.put(name, adapter, ms)
+        return users, kept_as
+
+    def forget(self, name: str) -> int:
+        """Take `name` out of both tiers; the bytes that it took."""
+        if (slot := self.pool.get(name)) is not None:
+            self._routings.forget(slot.index)
+        self.pool.pinned.discard(name)
+        return self.pool.remove(name) + self.host.drop(name)
+
+    def place(self, name: str) -> tuple[Literal["slot", "host", "disk"], int]:
+        """The fastest tier that has `name`, and its slot or -1."""
+        slot = self.pool.get(name)
+        return ("slot", slot.index) if slot is not None else ("host" if name in self.host else "disk", -1)
+
+    def routing(self, names: Sequence[str]) -> Routing | None:
+        """The composition of adapters that are in slots, in this order; None without any."""
+        slots = [slot for name in names if (slot := self.pool.get(name)) is not None]
+        if len(slots) != len(names):
+            raise LookupError(f"of the adapters {list(names)} only {[slot.adapter for slot in slots]} are in slots; acquire them first")
+        return self._routings.get(slots) if slots else None
+
+    def _fetch(self, name: str, read_again: Callable[[str], Adapter]) -> tuple[Arrival, Adapter]:
+        """`name` on the device, from the host tier or from disk."""
+        began = perf_counter()
+        adapter = self.host.get(name)
+        source = "host"
+        if adapter is None:
+            adapter, source = read_again(name), "disk"
+        return Arrival(name, self._build(adapter), source, (perf_counter() - began) * 1e3), adapter
+
+    def _build(self, adapter: Adapter) -> SlotContent:
+        return build_content(adapter, self._decoder, self._squares)
