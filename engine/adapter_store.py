@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,9 +15,6 @@ from .adapter_records import Record, Records
 from .adapters.adapter import Adapter
 from .adapters.config import MAX_INVOCATION
 from .adapters.errors import AdapterError
-from .dora_rows import BaseSquares
-from .host_cache import HostCache
-from .models.facts import module_shapes
 from .protocol import (
     AdapterChanged,
     AdapterFileChanged,
@@ -33,10 +29,8 @@ from .protocol import (
     Mix,
     SlotView,
 )
-from .routing import Routing, RoutingCache
-from .slot_content import build_content
-from .slot_pool import Arrival, SlotPool
-from .slots import SlotContent, fused_modules
+from .routing import Routing
+from .tiers import Tiers
 from .vocabulary import Vocabulary, own_vocabulary, vocabulary_of
 from .watch import FileState, Watched
 
@@ -61,15 +55,11 @@ class AdapterStore:
     """
 
     def __init__(self, decoder: Decoder, slots: int, host_bytes: int, emit: Emit, tokenizer: Tokenizer) -> None:
-        self._decoder, self._emit, self._tokenizer = decoder, emit, tokenizer
-        self._squares = BaseSquares()
+        self._facts, self._emit, self._tokenizer = decoder.facts, emit, tokenizer
         self._base_vocabulary = Vocabulary(tokenizer, decoder.facts.vocab, decoder.facts.vocab)
         self._records = Records()
-        self._host = HostCache(host_bytes, emit)
-        self._pool = SlotPool(slots, emit)
-        shapes = module_shapes(decoder.facts)
-        outputs = {key: [shapes[module][0] for module in modules] for key, modules in fused_modules(decoder.facts).items()}
-        self._routings = RoutingCache(decoder.facts.layers, outputs, decoder.device)
+        self._tiers = Tiers(decoder, slots, host_bytes, emit)
+        self._host, self._pool = self._tiers.host, self._tiers.pool
         self._queued: dict[int, frozenset[str]] = {}
         """what waiting requests will need"""
         self._kept: dict[int, dict[str, str]] = {}
@@ -86,7 +76,7 @@ class AdapterStore:
         progress: Progress = lambda done, total: None, cancelled: Callable[[], bool] = lambda: False,
     ) -> ReadAdapter:
         """Read an adapter for this base and keep nothing of it; any thread may. See `read_adapter`."""
-        read = read_adapter(path, name, self._decoder.facts, progress, cancelled)
+        read = read_adapter(path, name, self._facts, progress, cancelled)
         vocabulary, notes = own_vocabulary(read.adapter, self._base_vocabulary)
         info = msgspec.structs.replace(read.adapter.info, notes=(*read.adapter.info.notes, *notes))
         return replace(read, adapter=Adapter(info, read.adapter.weights), vocabulary=vocabulary)
@@ -120,10 +110,8 @@ class AdapterStore:
             changes = differences(old, adapter.info)
             if _tokens(read.vocabulary) != _tokens(record.vocabulary):
                 changes += ("the added tokens",)
-            same = not changes
-            swap = Swap() if same else self._swap(name, adapter, read.ms)
-            self._records[name] = Record(
-                adapter.info, read.source, own_invocation=record.own_invocation, vocabulary=read.vocabulary)
+            swap = self._swap(name, adapter, read.ms) if changes else Swap()
+            self._records[name] = Record(adapter.info, read.source, own_invocation=record.own_invocation, vocabulary=read.vocabulary)
             others = self._records.neighbours(name)
             self._emit(AdapterReloaded(adapter.info, old.digest, changes, others, swap.users, swap.kept_as, read.ms))
             return swap
@@ -204,20 +192,13 @@ class AdapterStore:
         """Give every adapter of `names` a slot and hold them for the request `user` in place of what it held before.
 
         `user` None gives slots and holds nothing (a standing mix). `because` completes "needed a slot for ...".
-        New adapters are on the device before any is evicted. Raises MixTooLarge, SlotsBusy (try later) or AdapterError.
+        Raises MixTooLarge, SlotsBusy (try later) or AdapterError.
         """
         with self._lock:
             wanted = list(dict.fromkeys(names))
             for name in wanted:
                 self._check_stays(name, user)
-            missing, victims = self._pool.plan(wanted, user)
-            fetched = [self._fetch(name) for name in missing]
-            arrivals = [arrival for arrival, _ in fetched]
-            for slot in self._pool.settle(wanted, arrivals, victims, user, because):
-                self._routings.forget(slot)
-            for arrival, adapter in fetched:
-                if arrival.source == "disk":
-                    self._host.put(arrival.name, adapter, arrival.ms)
+            self._tiers.give_slots(wanted, user, because, self._read_again)
             if user is not None:
                 self._queued.pop(user, None)
             self._finish_unloads()
@@ -232,11 +213,7 @@ class AdapterStore:
 
     def routing(self, names: Iterable[str]) -> Routing | None:
         """The composition of adapters that are in slots, in the order of their digests; None without any."""
-        ordered = sorted(set(names), key=lambda name: (self._records[name].info.digest, name))
-        slots = [slot for name in ordered if (slot := self._pool.get(name)) is not None]
-        if len(slots) != len(ordered):
-            raise LookupError(f"of the adapters {ordered} only {[slot.adapter for slot in slots]} are in slots; acquire them first")
-        return self._routings.get(slots) if slots else None
+        return self._tiers.routing(sorted(set(names), key=lambda name: (self._records[name].info.digest, name)))
 
     # -- views -------------------------------------------------------------------------------------
     @property
@@ -276,7 +253,7 @@ class AdapterStore:
     @property
     def composed_bytes(self) -> int:
         """Device bytes of adapters laid end to end for steps that use several at once, beside the slots."""
-        return self._routings.copied_bytes
+        return self._tiers.composed_bytes
 
     # -- inside ------------------------------------------------------------------------------------
     def _users(self, name: str) -> tuple[int, ...]:
@@ -307,18 +284,6 @@ class AdapterStore:
         invocation = self.text(info.invocation_tokens) if info.invocation_tokens else ""
         return Adapter(msgspec.structs.replace(info, notes=notes, invocation=invocation), adapter.weights)
 
-    def _fetch(self, name: str) -> tuple[Arrival, Adapter]:
-        """`name` on the device, from the host tier or read again from disk and proved to be the same."""
-        began = perf_counter()
-        adapter = self._host.get(name)
-        source = "disk" if adapter is None else "host"
-        if adapter is None:
-            adapter = self._read_again(name)
-        return Arrival(name, self._build(adapter), source, _ms_since(began)), adapter
-
-    def _build(self, adapter: Adapter) -> SlotContent:
-        return build_content(adapter, self._decoder, self._squares)
-
     def _keep_invocation(self, record: Record, adapter: Adapter) -> Adapter:
         """`adapter` with the invocation that the person set for what it replaces, if they did."""
         if not record.own_invocation:
@@ -328,37 +293,22 @@ class AdapterStore:
             adapter.info, invocation=old.invocation, invocation_tokens=old.invocation_tokens), adapter.weights)
 
     def _swap(self, name: str, adapter: Adapter, ms: float) -> Swap:
-        """All tiers from the old content of `name` to `adapter`. What can fail comes first."""
-        self._host.check_fits(adapter)
-        slot = self._pool.get(name)
-        content = self._build(adapter) if slot is not None else None
-        users = self._pool.users(name)
-        kept_as = self._set_aside(name, users) if users else ""
-        if slot is not None and content is not None:
-            self._routings.forget(slot.index)
-            if not users:
-                self._pool.refill(Arrival(name, content, "host", ms), "its file was read again")
-        self._host.drop(name)
-        self._host.put(name, adapter, ms)
+        """All tiers from the old content of `name` to `adapter`; its users keep the old one under another name."""
+        users, kept_as = self._tiers.swap(name, adapter, ms, lambda: self._records.set_aside(name))
+        for user in users:
+            self._kept.setdefault(user, {})[name] = kept_as
         return Swap(users, kept_as)
 
-    def _set_aside(self, name: str, users: Sequence[int]) -> str:
-        """Let `users` go on with the content of `name` under another name, which it leaves with the last of them."""
-        kept = self._records.set_aside(name)
-        self._pool.rename(name, kept)
-        for user in users:
-            self._kept.setdefault(user, {})[name] = kept
-        return kept
-
     def _read_again(self, name: str) -> Adapter:
+        """What is in no tier any more, from disk and proved to be the same."""
         record = self._records[name]
         try:
-            adapter = read_adapter(record.source.exact, name, self._decoder.facts).adapter
+            adapter = read_adapter(record.source.exact, name, self._facts).adapter
         except (ValueError, OSError) as error:
             raise AdapterError(f"adapter {name!r} is no longer in memory and cannot be read again: {error}") from error
         if adapter.info.digest != record.info.digest:
             raise AdapterError(f"adapter {name!r} is no longer in memory and {record.source.exact} has changed since it was loaded; "
-                               "unload it and load the new content")
+                               "reload it to take what it holds now")
         return adapter
 
     def _finish_unloads(self) -> None:
@@ -366,10 +316,7 @@ class AdapterStore:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
-        if (slot := self._pool.get(name)) is not None:
-            self._routings.forget(slot.index)
-        freed = self._pool.remove(name) + self._host.drop(name)
-        self._pool.pinned.discard(name)
+        freed = self._tiers.forget(name)
         del self._records[name]
         for kept in self._kept.values():
             for old in [old for old, key in kept.items() if key == name]:
@@ -377,13 +324,7 @@ class AdapterStore:
         self._emit(AdapterUnloaded(name, freed))
 
     def _view(self, name: str, record: Record) -> AdapterView:
-        slot = self._pool.get(name)
-        tier = "slot" if slot is not None else "host" if name in self._host else "disk"
-        return AdapterView(record.info, tier, slot.index if slot is not None else -1, name in self._pool.pinned, record.file)
-
-
-def _ms_since(began: float) -> float:
-    return (perf_counter() - began) * 1000
+        return AdapterView(record.info, *self._tiers.place(name), name in self._pool.pinned, record.file)
 
 
 def _tokens(vocabulary: Vocabulary | None) -> Mapping[str, tuple[int, bool]]:
