@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .base_parts import TURN_END_TEXTS, BaseFile, TokenizerSource, pick_tensors, token_id, type_histogram
+from .base_parts import TURN_END_TEXTS, TURN_MARKS, BaseFile, TokenizerSource, pick_tensors, token_id, type_histogram
 from .base_wrapped import is_wrapped, language_config, language_tensors
 from .hub_cache import cache_name
 from .models import ARCHITECTURES_CONFIG, WRAPPED
@@ -13,14 +13,14 @@ from .models.facts import ModelFacts
 from .models.names import config_name
 from .tokenizer_folder import AddedTokens, chat_template, folder_tokenizer
 from .weights.entry import TensorEntry
-from .weights.files import FormatError, read_json_object, show
+from .weights.files import FormatError, present, read_json_object, show
 from .weights.safetensors import read_folder
 
 
 def read_folder_base(folder: Path) -> BaseFile:
     """The base in a folder. Raises FormatError with the reason when it cannot run here, OSError."""
     config_path = folder / "config.json"
-    if not config_path.exists():
+    if not present(config_path):
         if (folder / "adapter_config.json").exists():
             raise FormatError(f"{folder}: is a LoRA adapter, not a base model; open a base first and add this folder as an adapter")
         raise FormatError(f"{folder}: has no config.json, so it is no Hugging Face model folder; give the folder that holds config.json, or a GGUF file")
@@ -67,9 +67,9 @@ def _canonical_prefix(tensors: dict[str, TensorEntry]) -> dict[str, TensorEntry]
 
 def _end_tokens(folder: Path, config: dict[str, Any], source: TokenizerSource, added: AddedTokens, facts: ModelFacts) -> tuple[int, ...]:
     ends = {source.eos} if source.eos is not None else set()
-    ends |= {number for text, (number, special) in added.items() if special and text in TURN_END_TEXTS}
+    ends |= {number for text, (number, special) in added.items() if text in TURN_END_TEXTS and (special or text in TURN_MARKS)}
     path = folder / "generation_config.json"
-    for fields, where in ((config, folder / "config.json"), (read_json_object(path) if path.exists() else {}, path)):
+    for fields, where in ((config, folder / "config.json"), (read_json_object(path) if present(path) else {}, path)):
         value = fields.get("eos_token_id")
         for item in value if isinstance(value, list) else [value]:
             checked = token_id(item, facts.vocab, "eos_token_id", where)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .base_parts import TURN_END_TEXTS, BaseFile, TokenizerSource, pick_tensors, token_id, type_histogram
+from .base_parts import TURN_END_TEXTS, TURN_MARKS, BaseFile, TokenizerSource, pick_tensors, token_id, type_histogram
 from .models import ARCHITECTURES_GGUF
 from .models.names import gguf_name
 from .weights.files import FormatError, show
@@ -37,7 +37,8 @@ def read_gguf_base(path: Path) -> BaseFile:
         strips=_strips(metadata, tokens, kinds),
     )
     ends = {ids[key] for key in _END_IDS} - {None}
-    ends |= {i for i, (text, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == _CONTROL and text in TURN_END_TEXTS}
+    ends |= {i for i, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
+             if text in TURN_END_TEXTS and (kind == _CONTROL or text in TURN_MARKS)}
     template = metadata.get("tokenizer.chat_template")
     return BaseFile(
         path=path, name=_name(path), format="gguf", facts=facts, tensors=tensors, tokenizer=source,
@@ -51,9 +52,9 @@ def read_gguf_base(path: Path) -> BaseFile:
 def _refuse_other_kinds(header: GgufHeader) -> None:
     metadata, path = header.metadata, header.path
     if metadata.get("general.type") == "adapter" or "adapter.type" in metadata:
-        raise FormatError(f"{path}: is a LoRA adapter, not a base model, and GGUF adapters are not read yet; use the PEFT folder it was made from")
+        raise FormatError(f"{path}: is a LoRA adapter, not a base model; open a base first and add this file as an adapter")
     architecture = metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES_GGUF:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES_GGUF:
         what = "has no general.architecture" if architecture is None else f"has the architecture {show(architecture)}, which is not supported"
         raise FormatError(f"{path}: {what}; supported: {', '.join(ARCHITECTURES_GGUF)}")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from .base_parts import TokenizerSource, token_id
 from .tokenizer_older import listed_tokens, older_tokenizer
-from .weights.files import FormatError, read_bounded, read_json_object, show
+from .weights.files import FormatError, present, read_bounded, read_json_object, show
 
 MAX_TEMPLATE_BYTES = 1 << 20
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -22,7 +22,7 @@ def folder_tokenizer(folder: Path, config: dict[str, Any], vocab: int) -> tuple[
     """
     settings = tokenizer_settings(folder)
     path = folder / "tokenizer.json"
-    if path.exists():
+    if present(path):
         known = read_json_object(path)
         added = added_tokens(known, path, vocab)
         ids, metadata, strips = _ids(known, added), None, {}
@@ -62,7 +62,7 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """special_tokens_map.json and tokenizer_config.json as one; the latter wins."""
     settings: dict[str, Any] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        settings |= read_json_object(folder / file) if (folder / file).exists() else {}
+        settings |= read_json_object(folder / file) if present(folder / file) else {}
     return settings
 
 
@@ -89,10 +89,10 @@ def _is_token(value: Any) -> bool:
 def chat_template(folder: Path) -> str | None:
     """chat_template.jinja wins; then tokenizer_config.json, its "default" where there are several."""
     file = folder / "chat_template.jinja"
-    if file.exists():
+    if present(file):
         return read_bounded(file, MAX_TEMPLATE_BYTES).decode("utf-8", errors="replace")
     for name in ("tokenizer_config.json", "chat_template.json"):
-        template = read_json_object(folder / name).get("chat_template") if (folder / name).exists() else None
+        template = read_json_object(folder / name).get("chat_template") if present(folder / name) else None
         if isinstance(template, list):
             template = next((entry.get("template") for entry in template if isinstance(entry, dict) and entry.get("name") == "default"), None)
         if isinstance(template, str):

@@ -7,7 +7,7 @@ from typing import Any
 
 from .base_parts import token_id
 from .sentence_piece_file import read_sentence_piece
-from .weights.files import FormatError, read_bounded, read_json_object, show
+from .weights.files import FormatError, present, read_bounded, read_json_object, show
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 _MERGES_BYTES = 64 << 20
@@ -29,12 +29,12 @@ class OlderTokenizer:
 def older_tokenizer(folder: Path, settings: dict[str, Any], vocab: int) -> OlderTokenizer:
     """Raises FormatError when the folder has no tokenizer whose rules are known, OSError."""
     path = folder / "tokenizer.model"
-    if path.exists():
+    if present(path):
         metadata = read_sentence_piece(path)
     else:
         path = folder / "vocab.json"
         pre = _PRE_OF_CLASS.get(str(settings.get("tokenizer_class")))
-        if pre is None or not path.exists() or not (folder / "merges.txt").exists():
+        if pre is None or not present(path) or not present(folder / "merges.txt"):
             raise FormatError(f"{folder}: has no tokenizer.json, which is needed; convert the tokenizer with transformers "
                               "(AutoTokenizer.from_pretrained(...).save_pretrained(...)) or use a GGUF of the model")
         metadata = _vocab_and_merges(folder, pre, vocab)
@@ -63,7 +63,7 @@ def listed_tokens(folder: Path, settings: dict[str, Any], vocab: int) -> tuple[P
         tokens = {int(key) if key.isdecimal() and len(key) < 10 else -1: token for key, token in listed.items()}
     else:
         path = folder / "added_tokens.json"
-        names = read_json_object(path) if path.exists() else {}
+        names = read_json_object(path) if present(path) else {}
         tokens = {number: {"content": text, "special": True} for text, number in names.items() if type(number) is int}
     for number, token in tokens.items():
         if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not token["content"]:

@@ -155,7 +155,7 @@ def test_configs_that_cannot_run(change: dict, words: str) -> None:
     ({"llama.block_count": 1}, {}, "does not use"), ({"llama.embedding_length": 25, "llama.attention.key_length": None}, {}, "not divisible"),
     ({"llama.rope.dimension_count": 4}, {}, "rope.dimension_count is 4"), ({"llama.rope.scaling.type": "spiral"}, {}, "'spiral'"),
     ({"llama.attention.sliding_window": 8}, {}, "sliding_window"), ({"llama.expert_count": 8}, {}, "expert_count is 8"),
-    ({"general.type": "adapter"}, {}, "is a LoRA adapter, .* GGUF adapters are not read"), ({"split.count": 2}, {}, "is one of 2 parts"),
+    ({"general.type": "adapter"}, {}, "is a LoRA adapter, .* open a base first"), ({"split.count": 2}, {}, "is one of 2 parts"),
     ({"tokenizer.ggml.tokens": None}, {}, "no tokenizer"), ({"tokenizer.ggml.tokens": ["a", "b"]}, {}, "lists 2 tokens .* vocabulary"),
     ({"tokenizer.ggml.token_type": [1, 1]}, {}, "one type for each"), ({"tokenizer.ggml.bos_token_id": 4_000_000_000}, {}, "bos_token_id"),
     ({}, {"blk.0.attn_v.weight": None}, "blk.0.attn_v.weight is missing"), ({}, {"output_norm.weight": torch.ones(36).numpy()}, r"output_norm.* \[36\]"),

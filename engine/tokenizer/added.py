@@ -10,7 +10,7 @@ from typing import Any
 from ..base_parts import TURN_END_TEXTS
 from ..tokenizer_folder import AddedTokens, added_tokens, chat_template, token_texts, tokenizer_settings
 from ..tokenizer_older import listed_tokens
-from ..weights.files import FormatError, read_json_object, show
+from ..weights.files import FormatError, present, read_json_object, show
 from .sentence_piece import SPACE
 from .tokenizer import Tokenizer
 
@@ -60,7 +60,7 @@ def read_added_vocabulary(folder: Path, base: Tokenizer, rows: int) -> AddedVoca
     """
     settings = tokenizer_settings(folder)
     path = folder / "tokenizer.json"
-    if path.exists():
+    if present(path):
         known = read_json_object(path)
         declared = added_tokens(known, path, _ANY_ID)
         _check_vocabulary(known, declared, base, path)

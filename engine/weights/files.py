@@ -25,6 +25,13 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def present(path: Path) -> bool:
+    """Whether there is anything at `path`. Raises FormatError for a link to nothing: a file of a cache that was not fetched whole."""
+    if path.is_symlink() and not path.exists():
+        raise FormatError(f"{path}: links to a file that is not there; the download is incomplete, fetch it again")
+    return path.exists()
+
+
 def read_bounded(path: Path, limit: int) -> bytes:
     """The whole file, refused by size before it is read. Raises FormatError, OSError."""
     with open_regular(path) as stream:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .entry import BLOCKS, TensorEntry
-from .files import FormatError, open_regular, parse_json_object, read_json_object, show
+from .files import FormatError, open_regular, parse_json_object, present, read_json_object, show
 from .gguf import refuse_overlap
 
 MAX_HEADER_BYTES = 100_000_000
@@ -53,12 +53,10 @@ def read_folder(folder: Path) -> SafetensorsHeader:
     shard that is missing or a tensor that is not where the index says.
     """
     index_path = folder / INDEX
-    for path in (folder / SINGLE, index_path):
-        _refuse_dangling(path)
-    if (folder / SINGLE).exists() or not index_path.exists():
-        if not (folder / SINGLE).exists():
-            raise FormatError(f"{folder}: holds neither {SINGLE} nor {INDEX}; a folder of safetensors weights is expected")
+    if present(folder / SINGLE):
         return read_header(folder / SINGLE)
+    if not present(index_path):
+        raise FormatError(f"{folder}: holds neither {SINGLE} nor {INDEX}; a folder of safetensors weights is expected")
     weight_map = read_json_object(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(file, str) for file in weight_map.values()):
         raise FormatError(f"{index_path}: has no weight_map from tensor names to shard files; download it again")
@@ -80,15 +78,9 @@ def read_folder(folder: Path) -> SafetensorsHeader:
 def _read_shard(folder: Path, file: str, index_path: Path) -> SafetensorsHeader:
     if Path(file).name != file or file in ("", ".", "..") or len(file) > 200 or not file.isprintable():
         raise FormatError(f"{index_path}: names the shard {show(file)}, which is not a file name inside the folder")
-    _refuse_dangling(folder / file)
-    if not (folder / file).exists():
+    if not present(folder / file):
         raise FormatError(f"{folder / file}: shard is missing, though {INDEX} names it; download it into the folder")
     return read_header(folder / file)
-
-
-def _refuse_dangling(path: Path) -> None:
-    if path.is_symlink() and not path.exists():
-        raise FormatError(f"{path}: links to a file that is not there; the download is incomplete, fetch the model again")
 
 
 def _header_length(start: bytes, size: int, path: Path) -> int:
