@@ -14,8 +14,9 @@ from torch import Tensor
 from lora_bench.engine import config
 from lora_bench.engine.base_file import open_base
 from lora_bench.engine.failures import OutOfMemory
+from lora_bench.engine.models.facts import module_shapes
 from lora_bench.engine.plan import memory_plan
-from lora_bench.engine.protocol import LoadModel, ModelInfo
+from lora_bench.engine.protocol import AdapterUse, LoadModel, ModelInfo
 from lora_bench.engine.weights.entry import READABLE
 from lora_bench.engine.weights.load import load_weights
 from lora_bench.engine.weights.memory import weight_bytes
@@ -120,6 +121,30 @@ def test_an_engine_answers_alike_with_packed_weights(file: Callable[..., Path]) 
     for bench, name in ((dense, "dense"), (small, "packed")):
         assert bench.engine.model.info.weight_bytes == plan[f"{name}_weights_bytes"]
         assert not of_weights(bench.engine.model.info)
+
+
+def test_adapters_act_alike_on_packed_weights(file: Callable[..., Path], adapter_folder: Callable[..., Path]) -> None:
+    """DoRA needs the rows of the base, an embedding's LoRA its columns."""
+    shapes = {name: shape for name, shape in module_shapes(FACTS).items() if name.endswith(("q_proj", "v_proj", "down_proj"))}
+    tensors = {}
+    for name, (d_out, d_in) in shapes.items():
+        path = f"base_model.model.model.{name}"
+        tensors |= {f"{path}.lora_A.weight": torch.randn(4, d_in), f"{path}.lora_B.weight": torch.randn(d_out, 4) / 10,
+                    f"{path}.lora_magnitude_vector": torch.rand(d_out) + 0.5}
+    embedding = {"base_model.model.model.embed_tokens.lora_embedding_A": torch.randn(4, FACTS.vocab),
+                 "base_model.model.model.embed_tokens.lora_embedding_B": torch.randn(FACTS.hidden, 4)}
+    folders = {"dora": adapter_folder("dora", ("q_proj", "v_proj", "down_proj"), tensors=tensors, use_dora=True),
+               "embedding": adapter_folder("embedding", ("embed_tokens",), tensors=embedding)}
+    base, found = file(MIXED), []
+    for weights in ("dense", "packed"):
+        engine = Bench(base, weights=weights).engine
+        for name, folder in folders.items():
+            engine.load_adapter(str(folder), name)
+        mixes = ((), (AdapterUse("dora", 0.7),), (AdapterUse("embedding"),), (AdapterUse("dora"), AdapterUse("embedding", -0.5)))
+        found.append([engine.logits(PROMPT.ids, mix) for mix in mixes])
+    for expected, got in zip(*found, strict=True):
+        assert (got - expected).norm() <= 1e-4 * expected.norm()
+    assert all((other - found[0][0]).norm() > 1e-2 * found[0][0].norm() for other in found[0][1:]), "each adapter acts"
 
 
 def test_weights_are_packed_unasked_when_dense_ones_are_too_large(file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
