@@ -140,9 +140,10 @@ def _pass_dora_(y: Tensor, x: Tensor, bias: Tensor | None, added: LoraLinear, ph
         gains = use.gains.get(place)
         if gains is None:
             continue
+        ruled = ours[:, : gains.shape[0]]  # a head is wider beside a request with added tokens
         if use.rows is None:
-            ours.copy_(scale_rows(ours, gains, bias))
+            ruled.copy_(scale_rows(ruled, gains, bias))
         else:
-            ours.index_copy_(0, use.rows, scale_rows(ours.index_select(0, use.rows), gains, bias))
+            ruled.index_copy_(0, use.rows, scale_rows(ruled.index_select(0, use.rows), gains, bias))
     if phase.rows is not None:
         y.index_copy_(0, phase.rows, ours)
