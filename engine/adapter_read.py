@@ -29,7 +29,7 @@ class Source:
     path: Path
     """absolute, as the user named it"""
     exact: Path
-    """what that led to: of a run's folder the checkpoint that was its newest"""
+    """what that led to: of a run's folder the checkpoint that was its newest, of an entry of a cache the snapshot"""
     files: tuple[Path, ...]
     stamp: Stamp
     """of `files`, from before they were read"""
@@ -73,8 +73,7 @@ def read_adapter(
     adapter = load_adapter(file, facts, name or file.default_name, advance)
     if files_of(file) != files or stamp_of(files) != stamp:
         raise AdapterError(f"{os.fspath(path)}: changed while it was read; let what writes to it finish and load it again")
-    exact = file.config_path.parent if file.path.is_dir() else file.path
-    source = Source(file.path.absolute(), exact.absolute(), files, stamp)
+    source = Source(Path(os.path.expanduser(path)).absolute(), file.path.absolute(), files, stamp)
     return ReadAdapter(adapter, source, (perf_counter() - began) * 1e3)
 
 
