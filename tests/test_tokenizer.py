@@ -182,6 +182,14 @@ def test_added_tokens_with_spaces() -> None:
     ("llama-bpe", "I'M 12345  ok!!\n\nx", ["I", "'M", " ", "123", "45", " ", " ok", "!!\n\n", "x"]),
     ("qwen2", "a 123\n b", ["a", " ", "1", "2", "3", "\n", " b"]),
     ("default", "a+b $9999", ["a", "+", "b", " ", "$", "999", "9"]),
+    ("smaug-bpe", "I'M 1234", ["I", "'M", " ", "123", "4"]),
+    ("qwen35", "e\u0301te\u0301 12", ["e\u0301te\u0301", " ", "1", "2"]),
+    ("qwen2", "e\u0301te\u0301", ["e", "\u0301te", "\u0301"]),
+    ("tekken", "camelCaseHTTPServer 12//\n/", ["camel", "Case", "HTTPServer", " ", "1", "2", "//\n/"]),
+    ("gpt-4o", "camelCASE'S don'T 1234 //\n/", ["camel", "CASE'S", " don'T", " ", "123", "4", " //\n/"]),
+    ("seed-coder", "a !!\n\nb", ["a", " !!", "\n\n", "b"]),
+    ("deepseek-v3", "漢字かな x1234!ab", ["漢字かな", " x", "123", "4", "!ab"]),
+    ("deepseek-coder", "漢字 ab12!?\n", ["漢字", " ab", "1", "2", "!?", "\n"]),
 ])
 def test_words_are_cut_as_the_family_cuts_them(pre: str, text: str, words: list[str]) -> None:
     from tokenizers import Regex

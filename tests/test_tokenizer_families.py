@@ -1,6 +1,7 @@
 """Tokenizers of every family: tokenizer.json as the library computes it, and the GGUF metadata written of it, give the same ids and text."""
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,21 @@ def test_special_tokens_of_users_stay_text(tmp_path: Path) -> None:
             assert not set(ids) & {tokenizer.id_of(token) for token in SPECIAL} and tokenizer.decode(ids) == text
             assert tokenizer.encode(text, special=True) == [tokenizer.id_of(token) for token in SPECIAL]
             assert [tokenizer.id_of("<think>")] == tokenizer.encode("<think>", special=False), "a plain added token is a token wherever it stands"
+
+
+@pytest.mark.parametrize("container", ["tokenizer.json", "GGUF, user-defined", "GGUF, plain"])
+def test_marks_of_turns_are_special_whatever_a_converter_noted(container: str, tmp_path: Path) -> None:
+    fast = FAMILIES["gpt-2"][1]()
+    changed = json.loads(fast.to_str())
+    mark = next(token for token in changed["added_tokens"] if token["content"] == "<|im_end|>")
+    mark |= {"special": False, "rstrip": True}
+    metadata = gguf_metadata(fast, pre="gpt-2")
+    metadata["tokenizer.ggml.token_type"][mark["id"]] = 4 if "user-defined" in container else 1
+    tokenizer = of_source(TokenizerSource(metadata=metadata), 4096) if "GGUF" in container else of_fast(Fast.from_str(json.dumps(changed)), tmp_path)
+    assert mark["id"] not in tokenizer.encode("<|im_end|>", special=False) and tokenizer.decode([mark["id"]]) == ""
+    assert tokenizer.encode("<|im_end|>", special=True) == [mark["id"]] and "<|im_end|>" in tokenizer.special.ids
+    assert tokenizer.eats_space[mark["id"]] == (False, container == "tokenizer.json")
+    assert tokenizer.encode("<think>", special=False) == [tokenizer.id_of("<think>")], "other plain ones stay as they are"
 
 
 def test_rows_without_token_have_no_text(tmp_path: Path) -> None:

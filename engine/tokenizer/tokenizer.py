@@ -4,11 +4,12 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from pathlib import Path
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Fast
 
-from ..base_parts import BaseFile
+from ..base_parts import TURN_MARKS, BaseFile, TokenizerSource
 from ..weights.files import FormatError, read_bounded, show
 from . import gguf
 from .bounds import check_bounds
@@ -29,10 +30,11 @@ class Tokenizer:
         self.path = source.path or base.path
         """the file that messages name"""
         with library(self.path, _CANNOT):
-            self._fast = _of_gguf(base) if source.metadata is not None else Fast.from_buffer(read_bounded(source.path, MAX_TOKENIZER_BYTES))
+            self._fast = _of_metadata(source, self.path) if source.metadata is not None else Fast.from_buffer(read_bounded(source.path, MAX_TOKENIZER_BYTES))
         self._fast.no_truncation()
         self._fast.no_padding()
         _without_dropout(self._fast)
+        _mark_turns(self._fast, every=source.metadata is not None)
         check_bounds(self._fast, self.path)
         self.bos, self.eos = source.bos, source.eos
         self.end_tokens = base.end_tokens
@@ -58,7 +60,7 @@ class Tokenizer:
         metadata = base.tokenizer.metadata
         if metadata is not None:
             tokens = metadata["tokenizer.ggml.tokens"]
-            kinds = _kinds(base)
+            kinds = _kinds(base.tokenizer)
             self._texts = [None if gguf.is_filler(text, i, kinds[i]) else text for i, text in enumerate(tokens)]
             self.vocab_size = len(tokens)
         moved = next(((text, i) for text, i in base.tokenizer.added.items() if vocab.get(text) != i), None)
@@ -185,13 +187,25 @@ class TextStream:
         return self._decoder.decode(b"", final=True)
 
 
-def _of_gguf(base: BaseFile) -> Fast:
-    source = base.tokenizer
-    return gguf.build(source.metadata, source.metadata["tokenizer.ggml.tokens"], _kinds(base), base.path, source.strips)
+def _of_metadata(source: TokenizerSource, path: Path) -> Fast:
+    return gguf.build(source.metadata, source.metadata["tokenizer.ggml.tokens"], _kinds(source), path, source.strips)
 
 
-def _kinds(base: BaseFile) -> list[int]:
-    return list(base.tokenizer.metadata.get("tokenizer.ggml.token_type") or [1] * len(base.tokenizer.metadata["tokenizer.ggml.tokens"]))
+def _kinds(source: TokenizerSource) -> list[int]:
+    return list(source.metadata.get("tokenizer.ggml.token_type") or [1] * len(source.metadata["tokenizer.ggml.tokens"]))
+
+
+def _mark_turns(fast: Fast, every: bool) -> None:
+    """Make the marks of turns special where a file has them as plain added tokens, so that those typed by people stay text.
+
+    `every`: also those that are plain words of the vocabulary, as converters left them in some GGUF files.
+    """
+    added = {token.content: token for token in fast.get_added_tokens_decoder().values()}
+    plain = [added[text] for text in sorted(TURN_MARKS & added.keys()) if not added[text].special]
+    words = [text for text in sorted(TURN_MARKS - added.keys()) if every and fast.token_to_id(text) is not None]
+    fast.add_special_tokens([
+        *(AddedToken(token.content, normalized=token.normalized, lstrip=token.lstrip, rstrip=token.rstrip) for token in plain),
+        *(AddedToken(text, normalized=False) for text in words)])
 
 
 def _without_dropout(fast: Fast) -> None:
