@@ -8,7 +8,9 @@ from random import Random
 import torch
 
 from lora_bench.engine.adapters.errors import AdapterError
+from lora_bench.engine.adapters.verdicts import field_verdicts
 from lora_bench.engine.engine import Engine
+from lora_bench.engine.inspect import inspect_path
 from lora_bench.engine.protocol import AdapterUse, LoadModel
 
 from . import tiny
@@ -27,13 +29,22 @@ class AdapterBench:
         self._before = self._engine.logits(IDS)
 
     def try_adapter(self, path: Path) -> None:
-        """Load, use at two scales, unload. Raises what the loading raises; Wrong for everything that fails after it."""
+        """Inspect, load, use at two scales, unload. Raises what the loading raises; Wrong for everything that fails after it."""
+        field_verdicts(path)
+        try:
+            inspect_path(path)
+            refusal = ""
+        except (ValueError, OSError) as error:
+            refusal = str(error)
         try:
             self._engine.load_adapter(str(path), "it")
         except Exception:
             if self._engine.model.store.infos:
                 raise Wrong("an adapter that was refused is in the store") from None
             raise
+        if refusal:
+            self._engine.unload_adapter("it")
+            raise Wrong(f"inspect refuses what loads: {refusal}")
         sure("use of an accepted adapter", self._use)
         if not torch.equal(self._engine.logits(IDS), self._before):
             raise Wrong("the base answers otherwise once the adapter is gone")
