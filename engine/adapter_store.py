@@ -221,12 +221,12 @@ class AdapterStore:
         """What is loaded, by name, in the order of loading."""
         return self._records.infos()
 
-    def infos_for(self, user: int) -> Mapping[str, AdapterInfo]:
+    def infos_for(self, user: int | None) -> Mapping[str, AdapterInfo]:
         """`infos` as the request `user` has them: a name that was reloaded while it ran means the old content, by its name now."""
         return {**self.infos, **{name: self._records[kept].info for name, kept in self._kept.get(user, {}).items()}}
 
-    def vocabulary(self, mix: Mix, user: int) -> Vocabulary:
-        """The tokens of the request `user` under `mix`. Raises MixError when two adapters add different ones."""
+    def vocabulary(self, mix: Mix, user: int | None) -> Vocabulary:
+        """The tokens of the request `user` (None: of one that is to come) under `mix`. Raises MixError when two adapters add different ones."""
         infos = self.infos_for(user)
         records = [self._records[infos[use.name].name] for use in mix if use.scale != 0 and use.name in infos]
         return vocabulary_of(self._base_vocabulary, [(record.info.name, record.vocabulary) for record in records if record.vocabulary])

@@ -167,6 +167,7 @@ class Engine:
         """The standing mix, and that of running requests from their next token on. Raises ValueError and changes nothing when refused."""
         store = self.model.store
         check_mix(mix, store.infos)
+        store.vocabulary(mix, None)
         requests = [self._requests[i] for i in request_ids if i in self._requests]
         changed = [request for request in requests if request.mix.mix != mix]
         if mix == self._mix and not changed:

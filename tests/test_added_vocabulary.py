@@ -130,6 +130,8 @@ def test_vocabularies_that_differ_do_not_mix(bench: Bench, grown: Callable[..., 
     for other in ("other", "more"):
         with pytest.raises(MixError, match=f"'a' and {other!r} add different tokens"):
             bench.engine.logits(_ids(), (AdapterUse("a"), AdapterUse(other)))
+        with pytest.raises(MixError, match=f"'a' and {other!r} add different tokens"):
+            bench.engine.set_mix((AdapterUse("a"), AdapterUse(other)))
     shared = bench.engine.logits([*_ids(), 50], (AdapterUse("a"), AdapterUse("same")))
     assert shared.shape[0] == 52 and torch.isfinite(shared).all()
     rows = bench.engine.batch_logits([(_ids(), (AdapterUse("more"),)), (_ids(), WITH), (_ids(), ())])

@@ -33,7 +33,7 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
         lines[2:2] = ["acts only after its invocation: v invokes it on this chat, f changes it",
                       f"⚑ {clean_line(info.invocation, 80)} = {len(info.invocation_tokens)} tok: {ids}"]
     if info.norms:
-        lines.append(f"‖ΔW‖ {sparkline(folded(info.norms, max(width - 6, 8)), 200)}")
+        lines.append(f"{'‖BA‖' if info.dora else '‖ΔW‖'} {sparkline(folded(info.norms, max(width - 6, 8)), 200)}")
     if view:
         lines.append(f"in {f'slot G{view.slot}' if view.tier == 'slot' else view.tier}{', pinned' if view.pinned else ''}")
     return lines + [f"! {clean_line(note, 300)}" for note in info.notes]

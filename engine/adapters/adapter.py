@@ -127,12 +127,9 @@ def _update(total: hashlib._Hash, label: str, tensor: Tensor | None) -> None:
 
 def acting_notes(weights: AdapterWeights) -> list[str]:
     """What a person would not expect of how it acts, a sentence each."""
-    notes = []
-    if any(pair.magnitude is not None for pair in weights.pairs):
-        notes.append("DoRA: scale 0 is off, the base itself; PEFT's scale 0 would keep the trained magnitudes")
-    if weights.replaced or weights.rows or any(pair.magnitude is not None for pair in weights.pairs):
-        notes.append("the delta norms by layer are of its low-rank factors alone; its check has those of all that it changes")
-    return notes
+    if all(pair.magnitude is None for pair in weights.pairs):
+        return []
+    return ["DoRA: scale 0 is off, the base itself; PEFT's scale 0 would keep the trained magnitudes"]
 
 
 def layer_norms(modules: Mapping[str, LoraPair], layers: int) -> tuple[float, ...]:

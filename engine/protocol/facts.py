@@ -82,7 +82,7 @@ class AdapterInfo(Struct):
     metadata: dict[str, str] = {}
     """of its weights' file"""
     norms: tuple[float, ...] = ()
-    """Frobenius norm of scale * B A summed in squares over the modules of a layer, by layer"""
+    """Frobenius norm of scale * B A summed in squares over the modules of a layer, by layer; what else it changes is in its check alone"""
     notes: tuple[str, ...] = ()
     """things a user should know that did not stop the load"""
 
