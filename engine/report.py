@@ -5,15 +5,19 @@ import os
 import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .adapters.adapter import Adapter
 from .adapters.describe import CHANGES_NOTHING
+from .adapters.peft import SAFETENSORS
 from .adapters.verdicts import field_verdicts
+from .base_parts import BaseFile
 from .deltas import BaseSquares, delta_norms
 from .effect import NotFinite, effect_run
 from .inspect import inspect_path
 from .protocol import AdapterInfo, CheckReport, Finding, PromptEffect, ScaleGroup
+from .weights import gguf, safetensors
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -22,6 +26,10 @@ NO_EFFECT_KL = 1e-9
 """nats a position: below it nothing but rounding differs"""
 _PACKING = re.compile(r"[-_. ](?:i?q\d\w*|mxfp4|bf16|fp?16|fp?32|gguf|ggml|dequant\w*|bnb|awq|gptq|[48]bit|hf)(?![^-_. ])", re.IGNORECASE)
 """what is appended to a base's name when it is converted"""
+
+
+_NAMES = ("name", "source.url", "url")
+"""details of a base that name it"""
 
 
 def check_loaded(engine: Engine, name: str, effect: bool, squares: BaseSquares) -> Generator[str, None, CheckReport]:
@@ -33,7 +41,7 @@ def check_loaded(engine: Engine, name: str, effect: bool, squares: BaseSquares) 
     adapter = model.store.adapter(name)
     info = model.store.infos[name]
     deltas = yield from delta_norms(squares, adapter)
-    findings = [*_note_findings(info), *_base_findings(info, model.info.name)]
+    findings = [*_note_findings(info), *_base_findings(info, model.base)]
     parts: tuple[PromptEffect, ...] = ()
     if effect:
         try:
@@ -52,14 +60,24 @@ def report_refused(path: str | os.PathLike[str], reason: str, model: str) -> Che
     return CheckReport(path=os.fspath(path), name=name, model=model, findings=(Finding("refused", reason),), **_of_file(path))
 
 
-def _of_file(path: str | os.PathLike[str]) -> dict[str, object]:
+def _of_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The parts of a report that follow from the headers, none for a file that has none that can be read."""
-    found: dict[str, object] = {"fields": field_verdicts(path)}
+    found: dict[str, Any] = {"fields": field_verdicts(path)}
     try:
         facts = inspect_path(path)
     except (ValueError, OSError):
-        return found
+        return found | _of_header(Path(path))
     return found | {"about": _about(facts), "tensors": facts.get("tensors", 0), "dtypes": facts.get("dtypes", {})}
+
+
+def _of_header(path: Path) -> dict[str, Any]:
+    """Of weights that are no adapter as they stand: how many tensors of which types, where their header can be read."""
+    weights = path / SAFETENSORS if path.is_dir() else path
+    try:
+        tensors = (gguf if weights.suffix == ".gguf" else safetensors).read_header(weights).tensors
+    except (ValueError, OSError):
+        return {}
+    return {"tensors": len(tensors), "dtypes": dict(Counter(entry.type for entry in tensors.values()))}
 
 
 def _about(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -72,11 +90,13 @@ def _note_findings(info: AdapterInfo) -> Iterable[Finding]:
         yield Finding("refused" if note == CHANGES_NOTHING else "warning", note)
 
 
-def _base_findings(info: AdapterInfo, model: str) -> Iterable[Finding]:
+def _base_findings(info: AdapterInfo, base: BaseFile) -> Iterable[Finding]:
     if not info.base_model:
         yield Finding("note", "the adapter does not say for which base it was trained; its shapes fit this one")
-    elif plain_name(info.base_model) != plain_name(model):
-        yield Finding("warning", f"it was trained on {info.base_model}, the base here is {model}: the shapes fit, the names differ; "
+        return
+    own = [base.name, str(base.path), base.path.absolute().parent.name, *(base.details.get(key, "") for key in _NAMES)]
+    if plain_name(info.base_model) not in map(plain_name, own):
+        yield Finding("warning", f"it was trained on {info.base_model}, the base here is {base.name}: the shapes fit, the names differ; "
                       "if it is another model, its effect means nothing")
 
 

@@ -187,8 +187,10 @@ def test_refused_adapters_have_a_report_with_the_reason_first(tiny_gguf: Callabl
     tensors[min(tensors)][0, 0] = float("nan")
     save_file(tensors, nan / "adapter_model.safetensors")
     loha = adapter_folder("loha", use_qalora=True)
-    result = run_check(str(tiny_gguf()), [str(nan), str(loha), str(nan.parent / "gone")], effect=False)
-    first, second, third = result["reports"]
+    half = adapter_folder("half", tensors={min(tensors): torch.zeros(4, 24)})
+    result = run_check(str(tiny_gguf()), [str(nan), str(loha), str(nan.parent / "gone"), str(half)], effect=False)
+    first, second, third, fourth = result["reports"]
+    assert "missing" in fourth["findings"][0]["text"] and (fourth["tensors"], fourth["dtypes"]) == (1, {"F32": 1})
     assert not result["usable"] and all(report["findings"][0]["level"] == "refused" for report in result["reports"])
     assert "not finite" in first["findings"][0]["text"] and min(tensors) in first["findings"][0]["text"] and first["tensors"] == len(tensors)
     assert second["fields"][0] == {"field": "use_qalora", "value": "true", "verdict": "refused", "why": "QA-LoRA, pooled inputs"}
