@@ -15,8 +15,25 @@ from lora_bench.engine.adapters.adapter import Adapter, AdapterWeights, LoraPair
 from lora_bench.engine.check import run_check
 from lora_bench.engine.deltas import VECTORS, BaseSquares, delta_norms
 from lora_bench.engine.models.decoder import Decoder
-from lora_bench.engine.protocol import AdapterUse, CheckFailed, CheckFinished, CheckProgress, CheckReport, DeltaNorm, TokenIds, plain_data
+from lora_bench.engine.protocol import (
+    AdapterLoaded,
+    AdapterUse,
+    CheckAdapter,
+    CheckFailed,
+    CheckFinished,
+    CheckProgress,
+    CheckReport,
+    CommandFailed,
+    DeltaNorm,
+    Event,
+    LoadAdapter,
+    LoadModel,
+    Shutdown,
+    TokenIds,
+    plain_data,
+)
 from lora_bench.engine.report import plain_name
+from lora_bench.engine.service import Inbox, serve
 
 Q, DOWN = "layers.0.self_attn.q_proj", "layers.1.mlp.down_proj"
 
@@ -242,7 +259,26 @@ def test_a_base_that_goes_ends_its_checks(tiny_gguf: Callable, adapter_folder: C
     bench.engine.load_adapter(adapter_folder("x"), "x")
     bench.engine.checks.ask("x", True)
     bench.engine.checks.advance()
-    from lora_bench.engine.protocol import LoadModel
     bench.engine.load_model(LoadModel(str(tmp_path / "tiny.gguf"), device="cpu"))
     (failed,) = bench.of(CheckFailed)
     assert "the base was unloaded" in failed.message and not bench.engine.checks.busy
+
+
+def test_the_loop_checks_between_steps_and_tells_of_names_that_are_not_there(tiny_gguf: Callable, adapter_folder: Callable) -> None:
+    inbox, events = Inbox(), []
+
+    def emit(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, AdapterLoaded):
+            inbox.put(CheckAdapter("nobody"))
+            inbox.put(CheckAdapter("x", True))
+        if isinstance(event, CheckFinished):
+            inbox.put(Shutdown())
+
+    inbox.put(LoadModel(str(tiny_gguf()), device="cpu"))
+    inbox.put(LoadAdapter(str(adapter_folder("x")), "x"))
+    serve(inbox, emit)
+    (refused,) = [event for event in events if isinstance(event, CommandFailed)]
+    assert "no adapter 'nobody' is loaded" in refused.message
+    (done,) = [event for event in events if isinstance(event, CheckFinished)]
+    assert done.name == "x" and len(done.report.effect) == 5
