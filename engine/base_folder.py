@@ -26,7 +26,15 @@ def read_folder_base(folder: Path) -> BaseFile:
         raise FormatError(f"{folder}: has no config.json, so it is no Hugging Face model folder; give the folder that holds config.json, or a GGUF file")
     config = read_json_object(config_path)
     weights = read_folder(folder)
-    facts, found, notes = _model(config, weights.tensors, config_path)
+    found, notes = _canonical_prefix(weights.tensors), []
+    if is_wrapped(config):
+        config = language_config(config, weights.tensors, config_path)
+        found, unseen = language_tensors(weights.tensors, weights.path)
+        notes += [unseen] if unseen else []
+    facts = _facts(config, config_path)
+    if facts.tied and "lm_head.weight" in found:
+        facts = replace(facts, tied=False)
+        notes.append("tie_word_embeddings is true, but the file has an lm_head.weight: it is used, beside the embedding")
     tensors = pick_tensors(facts, found, config_name, weights.path, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
     tokenizer, added = folder_tokenizer(folder, config, facts.vocab)
     return BaseFile(
@@ -34,19 +42,6 @@ def read_folder_base(folder: Path) -> BaseFile:
         chat_template=chat_template(folder), end_tokens=_end_tokens(folder, config, tokenizer, added, facts),
         file_bytes=weights.file_bytes, weight_types=type_histogram(tensors), details=_details(config), notes=(*facts.notes, *notes),
     )
-
-
-def _model(config: dict[str, Any], tensors: dict[str, TensorEntry], path: Path) -> tuple[ModelFacts, dict[str, TensorEntry], list[str]]:
-    """The facts, the tensors by the names of a language model alone, and what a user should know of both."""
-    if is_wrapped(config):
-        found, unseen = language_tensors(tensors, path)
-        facts, notes = _facts(language_config(config, tensors, path), path), [unseen] if unseen else []
-    else:
-        facts, found, notes = _facts(config, path), _canonical_prefix(tensors), []
-    if facts.tied and "lm_head.weight" in found:
-        facts = replace(facts, tied=False)
-        notes.append("tie_word_embeddings is true, but the file has an lm_head.weight: it is used, beside the embedding")
-    return facts, found, notes
 
 
 def _facts(config: dict[str, Any], path: Path) -> ModelFacts:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from .base_fused import split_qkv
 from .base_parts import TURN_END_TEXTS, TURN_MARKS, BaseFile, TokenizerSource, pick_tensors, token_id, type_histogram
 from .models import ARCHITECTURES_GGUF
 from .models.names import gguf_name
@@ -26,7 +27,7 @@ def read_gguf_base(path: Path) -> BaseFile:
     metadata = header.metadata
     _refuse_other_kinds(header)
     facts = ARCHITECTURES_GGUF[metadata["general.architecture"]](metadata, header.tensors, path)
-    tensors = pick_tensors(facts, header.tensors, lambda name: gguf_name(name, facts), path, ignored=lambda name: False)
+    tensors = pick_tensors(facts, split_qkv(facts, header.tensors), lambda name: gguf_name(name, facts), path, ignored=lambda name: False)
     tokens, kinds = _vocabulary(metadata, facts.vocab, path)
     ids = {key: token_id(metadata.get(f"tokenizer.ggml.{key}"), len(tokens), f"metadata tokenizer.ggml.{key}", path)
            for key in {*_END_IDS, *_TOKEN_TEXTS.values()}}

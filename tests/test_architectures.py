@@ -68,6 +68,13 @@ def test_gguf_files_of_the_same_weights_do_too(name: str, tmp_path: Path, seed: 
     _compare(save_gguf(model, name, tmp_path / "m.gguf", TINY_TOKENS), model)
 
 
+@pytest.mark.parametrize("name, changes", [("llama", {"attention_bias": True}), ("qwen2", {}), ("qwen3", {})])
+def test_gguf_files_with_q_k_and_v_in_one_tensor(name: str, changes: dict, tmp_path: Path, seed: int) -> None:
+    model = make_model(name, **changes)
+    decoder = _compare(save_gguf(model, name, tmp_path / "m.gguf", TINY_TOKENS, fuse=True), model)
+    assert not decoder.facts.fused and decoder.facts.attention_bias == (name != "qwen3")
+
+
 def test_every_architecture_that_is_offered_is_compared() -> None:
     assert {*ARCHITECTURES_CONFIG} == {"gemma3_text" if name == "gemma3" else name for name in CONFIGS}
     assert {*ARCHITECTURES_GGUF} == {*CONFIGS} - {"mistral", "ministral"} | {"mistral3"} and {*WRAPPED.values()} <= {*ARCHITECTURES_CONFIG}

@@ -73,8 +73,8 @@ def save_folder(model: Any, folder: Path, tokenizer: Mapping[str, Any], changes:
 
 
 def save_gguf(model: Any, name: str, path: Path, tokens: list[str], keys: Mapping[str, Any] | None = None, extra: Mapping[str, Tensor] | None = None,
-              ) -> Path:
-    """The same weights in F32; `keys` are more metadata of the architecture, `extra` more tensors."""
+              fuse: bool = False) -> Path:
+    """The same weights in F32; `keys` are more metadata of the architecture, `extra` more tensors; `fuse` lays q, k and v into one."""
     config, architecture = model.config, _GGUF_ARCHITECTURE.get(name, name)
     writer = gguf.GGUFWriter(path, architecture)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -94,9 +94,10 @@ def save_gguf(model: Any, name: str, path: Path, tokens: list[str], keys: Mappin
     writer.add_token_merges(["t h", "h e"])
     writer.add_eos_token_id(2)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
-    for key, weight in _tensors(model, name).items():
+    tensors = _tensors(model, name)
+    for key, weight in (_fused(tensors) if fuse else tensors).items():
         stem, _, kind = key.rpartition(".")
-        writer.add_tensor(f"{names.get_name(stem)}.{kind}", weight.contiguous().numpy())
+        writer.add_tensor(f"{names.get_name(stem) or _fused_name(stem)}.{kind}", weight.contiguous().numpy())
     for key, weight in (extra or {}).items():
         writer.add_tensor(key, weight.float().numpy())
     writer.write_header_to_file()
@@ -118,6 +119,14 @@ def _tensors(model: Any, name: str) -> dict[str, Tensor]:
     return tensors
 
 
+def _fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """q, k and v of each layer, weights and biases, in one tensor by the name that other families have for it."""
+    own = {key: weight for key, weight in tensors.items() if key.split(".")[-2] not in ("q_proj", "k_proj", "v_proj")}
+    for key in [key for key in tensors if ".q_proj." in key]:
+        own[key.replace("self_attn.q_proj", "self_attn.qkv_proj")] = torch.cat([tensors[key.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")])
+    return own
+
+
 def _own_keys(config: Any, name: str) -> dict[str, Any]:
     rope = config.rope_parameters
     keys: dict[str, Any] = {"rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"])}
@@ -133,6 +142,10 @@ def _own_keys(config: Any, name: str) -> dict[str, Any]:
     if name == "phi3":
         keys["rope.dimension_count"] = int(rope["partial_rotary_factor"] * config.hidden_size) // config.num_attention_heads
     return keys
+
+
+def _fused_name(stem: str) -> str:
+    return f"blk.{stem.split('.')[2]}.attn_qkv"
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:

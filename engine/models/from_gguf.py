@@ -49,7 +49,7 @@ def gguf_facts(source: Fields, tensors: Mapping[str, TensorEntry], partial_rotar
         "vocab": embedding.shape[0] if embedding and len(embedding.shape) == 2 else source.count("vocab_size"), "context": context,
         "rms_eps": source.number("attention.layer_norm_rms_epsilon"), "rope_theta": rope.theta, "rope_scaling": rope.scaling,
         "rope_freq_factors": "rope_freqs.weight" in tensors, "rotary_dim": 0 if rotary == head_dim else rotary,
-        "tied": "output.weight" not in tensors, "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "tied": "output.weight" not in tensors, "attention_bias": "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors,
         "output_bias": "blk.0.attn_output.bias" in tensors, "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
     }
 
