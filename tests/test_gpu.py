@@ -12,6 +12,7 @@ from gguf_file import write_gguf
 from lora_bench.engine.engine import Engine
 from lora_bench.engine.protocol import (
     AdapterUse,
+    CheckFinished,
     Event,
     Generate,
     LoadModel,
@@ -115,3 +116,17 @@ def test_packed_weights_compute_what_dense_ones_do_on_the_cpu(tmp_path: Path, dt
     info = packed.load_model(LoadModel(str(base), device="cuda", dtype=dtype, weights="packed"))
     expected, got = dense.logits(PROMPT, ()), packed.logits(PROMPT, ()).cpu().float()
     assert info.weights == "packed" and (got - expected).norm() <= tolerance * expected.norm()
+
+
+def test_a_check_finds_what_it_finds_on_the_cpu(tiny_gguf: Write, folders: dict[str, Path]) -> None:
+    base, reports = tiny_gguf(), []
+    for device in ("cpu", "cuda"):
+        engine, events = _engine(base, folders, device)
+        engine.checks.ask("two", True)
+        while engine.checks.busy:
+            engine.checks.advance()
+        reports.append(next(event.report for event in events if isinstance(event, CheckFinished)))
+    cpu, cuda = reports
+    assert cuda.mean_kl == pytest.approx(cpu.mean_kl, rel=0.02) and abs(cuda.changed_share - cpu.changed_share) < 0.05
+    for ours, theirs in zip(cuda.deltas, cpu.deltas, strict=True):
+        assert ours.place == theirs.place and ours.share == pytest.approx(theirs.share, rel=1e-4)
