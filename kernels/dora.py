@@ -75,7 +75,9 @@ def column_products(weight: Weight, part: LowRank) -> Tensor:
 
 
 def delta_squares(part: LowRank) -> Tensor:
-    """Semantics: y[o] = <C[o], C[o]>, fp64, from the r x r products of `a`."""
+    """Semantics: y[o] = <C[o], C[o]>, fp64, from the r x r products of `a`, or from C where that is the smaller of the two."""
+    if part.a.shape[0] ** 2 > part.b.shape[0] * part.a.shape[1]:
+        return (part.b @ part.a).square().sum(1, dtype=torch.float64) * part.scaling**2
     gram = (part.a @ part.a.T).double()
     b = part.b.double()
     return ((b @ gram) * b).sum(1).clamp_min_(0) * part.scaling**2
