@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from .deltas import BaseSquares
+from .deltas import WeightSquares
 from .failures import out_of_memory, sentence
 from .mix import unknown_adapter
 from .protocol import CheckFailed, CheckFinished, CheckProgress, CheckReport, Emit
@@ -25,7 +25,7 @@ class Checks:
         """adapters to check, oldest first, and whether with an effect run"""
         self._now: tuple[str, Work] | None = None
         self._said = ""
-        self._squares: BaseSquares | None = None
+        self._squares: WeightSquares | None = None
 
     @property
     def busy(self) -> bool:
@@ -67,8 +67,8 @@ class Checks:
             self._said = text
             self._emit(CheckProgress(name, text))
 
-    def _base_squares(self) -> BaseSquares:
+    def _base_squares(self) -> WeightSquares:
         decoder = self._engine.model.runner.decoder
         if self._squares is None or self._squares.decoder is not decoder:
-            self._squares = BaseSquares(decoder)
+            self._squares = WeightSquares(decoder)
         return self._squares

@@ -19,7 +19,7 @@ Squares = tuple[float, float]
 """of the change and of the weights"""
 
 
-class BaseSquares:
+class WeightSquares:
     """||W||_F^2 of the modules of one base, each computed once."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -44,7 +44,7 @@ VECTORS = "norms and biases"
 """the place of all vectors: beside the matrices of their layer they would not be seen"""
 
 
-def delta_norms(base: BaseSquares, adapter: Adapter) -> Generator[str, None, tuple[DeltaNorm, ...]]:
+def delta_norms(base: WeightSquares, adapter: Adapter) -> Generator[str, None, tuple[DeltaNorm, ...]]:
     """The norms at scale 1, by layer, then of all else that the adapter changes. A text is yielded before each part of the work.
 
     Rows that an adapter adds to the vocabulary have no counterpart and are left out.
@@ -81,7 +81,7 @@ def _order(module: str) -> tuple[float, str]:
     return float(module.split(".")[1]) if module.startswith("layers.") else float("inf"), module
 
 
-def _dora_square(base: BaseSquares, module: str, pair: LoraPair) -> float:
+def _dora_square(base: WeightSquares, module: str, pair: LoraPair) -> float:
     """||m V / |V| - W||_F^2 with V = W + scaling B A, rows brought to the lengths m (arXiv 2402.09353, section 4)."""
     total = 0.0
     for first, rows in base.rows(module):
@@ -93,7 +93,7 @@ def _dora_square(base: BaseSquares, module: str, pair: LoraPair) -> float:
     return total
 
 
-def _dora_embedding_square(base: BaseSquares, pair: LoraPair) -> float:
+def _dora_embedding_square(base: WeightSquares, pair: LoraPair) -> float:
     """The same for an embedding, whose columns are brought to lengths (PEFT's DoraEmbeddingLayer); two passes over W."""
     def moved_rows() -> Iterator[tuple[Tensor, Tensor]]:
         for first, rows in base.rows("embed_tokens"):
@@ -108,7 +108,7 @@ def _product(left: Tensor, right: Tensor, scaling: float, like: Tensor) -> Tenso
     return (left.float().to(like.device) @ right.float().to(like.device)) * scaling
 
 
-def _replaced_square(base: BaseSquares, module: str, tensor: Tensor) -> float:
+def _replaced_square(base: WeightSquares, module: str, tensor: Tensor) -> float:
     """Over the rows that both have."""
     total = 0.0
     for first, rows in base.rows(module):
@@ -117,7 +117,7 @@ def _replaced_square(base: BaseSquares, module: str, tensor: Tensor) -> float:
     return total
 
 
-def _rows_squares(base: BaseSquares, module: str, part: TokenRows) -> Squares:
+def _rows_squares(base: WeightSquares, module: str, part: TokenRows) -> Squares:
     weight, first, end = base.decoder.rows_of(module)
     known = part.ids < end - first
     old = rows_of_weight(weight, (part.ids[known] + first).to(weight.device)).float().cpu()

@@ -13,7 +13,7 @@ from .adapters.describe import CHANGES_NOTHING
 from .adapters.peft import SAFETENSORS
 from .adapters.verdicts import field_verdicts
 from .base_parts import BaseFile
-from .deltas import BaseSquares, delta_norms
+from .deltas import WeightSquares, delta_norms
 from .effect import NotFinite, effect_run
 from .inspect import inspect_path
 from .protocol import AdapterInfo, CheckReport, Finding, PromptEffect, ScaleGroup
@@ -32,7 +32,7 @@ _NAMES = ("name", "source.url", "url")
 """details of a base that name it"""
 
 
-def check_loaded(engine: Engine, name: str, effect: bool, squares: BaseSquares) -> Generator[str, None, CheckReport]:
+def check_loaded(engine: Engine, name: str, effect: bool, squares: WeightSquares) -> Generator[str, None, CheckReport]:
     """Check the loaded adapter `name`; a piece of work is done for every text that is yielded.
 
     Raises what reading the adapter again raises when it lies on disk only, and with `effect` what `effect_run` does.

@@ -13,7 +13,7 @@ from engine_bench import Bench
 from lora_bench.engine import effect
 from lora_bench.engine.adapters.adapter import Adapter, AdapterWeights, LoraPair, TokenRows
 from lora_bench.engine.check import run_check
-from lora_bench.engine.deltas import VECTORS, BaseSquares, delta_norms
+from lora_bench.engine.deltas import VECTORS, WeightSquares, delta_norms
 from lora_bench.engine.models.decoder import Decoder
 from lora_bench.engine.protocol import (
     AdapterLoaded,
@@ -58,7 +58,7 @@ def drained(work) -> object:
 
 def norms(facts, tensors, **weights) -> dict[str, DeltaNorm]:
     """By place, of an adapter with these weights on a decoder of `tensors`."""
-    base = BaseSquares(Decoder(facts, dict(tensors), 32))
+    base = WeightSquares(Decoder(facts, dict(tensors), 32))
     adapter = Adapter(fake_engine.adapter("x"), AdapterWeights(**{"modules": {}} | weights))
     return {norm.place: norm for norm in drained(delta_norms(base, adapter))}
 
