@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lora_bench.engine.adapters.verdicts import field_verdicts
 from lora_bench.engine.inspect import inspect_path
 from lora_bench.engine.weights.files import FormatError
 
@@ -91,3 +92,16 @@ def test_an_adapter_says_what_became_of_its_fields_and_where_it_stands(adapter_f
     facts = inspect_path(good)
     assert facts["fields"]["honoured"]["bias"] == '"none"' and facts["fields"]["irrelevant"] == ["lora_dropout"]
     assert facts["card"]["license"] == "mit" and "pirate" in facts["card"]["tags"] and "refused" not in facts["fields"]
+
+
+def test_the_fields_are_those_of_the_config_that_was_opened(adapter_folder: Callable) -> None:
+    snapshot = adapter_folder("models--org--pirate/snapshots/0123456789abcdef0123456789abcdef01234567", use_rslora=True)
+    entry = snapshot.parents[1]
+    (entry / "refs").mkdir()
+    (entry / "refs" / "main").write_text(snapshot.name)
+    adapter_folder("run/checkpoint-7", use_rslora=True)
+    adapter_folder("run/checkpoint-11", use_qalora=True)  # the newest, and refused
+    found = {field.field: field.verdict for field in field_verdicts(entry)}
+    assert found["use_rslora"] == "honoured"
+    assert field_verdicts(entry.parent / "run")[0].field == "use_qalora"
+    assert field_verdicts(entry.parent / "nowhere") == ()

@@ -13,6 +13,7 @@ from .config import MAX_CONFIG_BYTES
 from .family import members
 from .fields import verdicts
 from .mlx import WEIGHTS as MLX_WEIGHTS
+from .open import open_adapter
 from .peft import CONFIG, SAFETENSORS
 from .single import CONFIG_KEYS
 
@@ -32,13 +33,21 @@ def field_verdicts(path: str | os.PathLike[str]) -> tuple[FieldVerdict, ...]:
 
 def _config(given: Path) -> Mapping[str, Any]:
     """Empty for a container that has none: GGUF, MLX."""
-    folder = given if given.is_dir() else given.parent
-    if given.is_dir() and not os.path.lexists(folder / CONFIG) and (found := members(folder)):
-        folder = found[-1].path
-    if given.suffix == ".gguf" or os.path.lexists(folder / MLX_WEIGHTS) and not os.path.lexists(folder / SAFETENSORS):
-        return {}
-    if os.path.lexists(folder / CONFIG):
-        return read_json_object(folder / CONFIG, MAX_CONFIG_BYTES)
-    metadata = read_header(given).metadata if given.suffix == ".safetensors" else {}
+    source = _source(given)
+    if source.name == CONFIG:
+        mlx = os.path.lexists(source.parent / MLX_WEIGHTS) and not os.path.lexists(source.parent / SAFETENSORS)
+        return {} if mlx else read_json_object(source, MAX_CONFIG_BYTES)
+    metadata = read_header(source).metadata if source.suffix == ".safetensors" else {}
     text = next((metadata[key] for key in CONFIG_KEYS if metadata.get(key, "").lstrip().startswith("{")), "{}")
-    return parse_json_object(text.encode(), given) if len(text) <= MAX_CONFIG_BYTES else {}
+    return parse_json_object(text.encode(), source) if len(text) <= MAX_CONFIG_BYTES else {}
+
+
+def _source(given: Path) -> Path:
+    """The file with the settings of the adapter at `given`, also of one that cannot be opened."""
+    try:
+        return open_adapter(given).config_path
+    except (ValueError, OSError):
+        folder = given if given.is_dir() else given.parent
+        found = [] if os.path.lexists(folder / CONFIG) or not given.is_dir() else members(folder)
+        beside = (found[-1].path if found else folder) / CONFIG
+        return beside if os.path.lexists(beside) and given.suffix != ".gguf" else given
