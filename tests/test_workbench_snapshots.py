@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pytest
 import textual
-from bench_pilot import bench_app, say, settled, wait_until
+from bench_pilot import bench_app, say, screen_text, settled, wait_until
 from fake_engine import stats
 from textual.pilot import Pilot
 from textual.widgets import TextArea
@@ -57,9 +57,10 @@ async def the_details(pilot: Pilot) -> None:
     await wait_until(pilot, lambda: pilot.app.state.model and not pilot.app.state.wanted)
     await settled(pilot)
     await pilot.press("escape", "f5")
-    await wait_until(pilot, lambda: isinstance(pilot.app.screen, DetailsScreen))
+    await wait_until(pilot, lambda: isinstance(pilot.app.screen, DetailsScreen) and "'Arr'" in screen_text(pilot.app))
     await settled(pilot)
-    await settled(pilot)
+    await wait_until(pilot, lambda: not pilot.app._stale)
+    await pilot.pause()
 
 
 @pytest.mark.parametrize("size", [(160, 45), (120, 36), (80, 24)], ids=lambda size: f"{size[0]}x{size[1]}")
