@@ -6,6 +6,7 @@ from typing import Any
 
 from .base_parts import TokenizerSource, token_id
 from .tokenizer_older import listed_tokens, older_tokenizer
+from .tokenizer_sizes import check_added, check_pieces
 from .weights.files import FormatError, present, read_bounded, read_json_object, show
 
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -24,6 +25,7 @@ def folder_tokenizer(folder: Path, config: dict[str, Any], vocab: int) -> tuple[
     path = folder / "tokenizer.json"
     if present(path):
         known = read_json_object(path)
+        check_pieces(_unigram_pieces(known.get("model")), path)
         added = added_tokens(known, path, vocab)
         ids, metadata, strips = _ids(known, added), None, {}
         more = _more(folder, settings, ids, vocab)
@@ -76,10 +78,17 @@ def added_tokens(known: dict[str, Any], path: Path, vocab: int) -> AddedTokens:
     tokens, added = known.get("added_tokens") or [], {}
     if not isinstance(tokens, list) or not all(map(_is_token, tokens)):
         raise FormatError(f"{path}: added_tokens is no list of tokens with their id and content; download the file again")
+    check_added([token["content"] for token in tokens], path)
     for token in tokens:
         text = token["content"]
         added[text] = (token_id(token["id"], vocab, f"the id of added token {show(text)}", path), token.get("special") is True)
     return added
+
+
+def _unigram_pieces(model: Any) -> list[str]:
+    """The texts of a unigram model's vocabulary; none for other models, and for what is no vocabulary."""
+    vocab = model.get("vocab") if isinstance(model, dict) and model.get("type") == "Unigram" else None
+    return [entry[0] for entry in vocab if isinstance(entry, list) and entry and isinstance(entry[0], str)] if isinstance(vocab, list) else []
 
 
 def _is_token(value: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from .base_parts import token_id
 from .sentence_piece_file import read_sentence_piece
+from .tokenizer_sizes import check_added
 from .weights.files import FormatError, present, read_bounded, read_json_object, show
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
@@ -69,6 +70,7 @@ def listed_tokens(folder: Path, settings: dict[str, Any], vocab: int) -> tuple[P
         if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not token["content"]:
             raise FormatError(f"{path}: the added token {number} has no content; download the file again")
         _id(number, token["content"], vocab, path)
+    check_added([token["content"] for token in tokens.values()], path)
     return path, tokens
 
 

@@ -15,9 +15,10 @@ from random import Random
 
 import pytest
 import torch
-from fuzz import families, tiny
+from fuzz import families, gguf_bytes, tiny
 from fuzz.bench import AdapterBench, BaseBench, use_tokenizer, write_files
 from fuzz.target import fault_of_message
+from fuzz.targets import gguf_base
 
 from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.adapters.open import open_adapter
@@ -251,11 +252,29 @@ def test_a_rank_in_metadata_that_is_none(tmp_path: Path, rank: str) -> None:
     assert "rank" in _refused(lambda: open_adapter(path), tmp_path)
 
 
+def test_a_config_in_metadata_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(tiny.adapter_weights(Random(1), tiny.adapter_shapes(), metadata={"adapter_config": '{"r": "\ud800"}'}))
+    assert "adapter_config" in _refused(lambda: open_adapter(path), tmp_path)
+
+
 @pytest.mark.parametrize(("changes", "names"), [
     ({"added_tokens": [{"id": None, "content": "</s>", "special": True}]}, "added_tokens"), ({"added_tokens": [{"content": "<s>"}]}, "added_tokens"),
+    ({"added_tokens": [{"id": 1, "content": "x" * 600, "special": True}]}, "600 characters"),
+    ({"added_tokens": [{"id": 1, "content": f"{i:0400}", "special": True} for i in range(6000)]}, "added tokens hold"),
+    ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [[f"{i:0400}", -1.0] for i in range(12_000)]}}, "pieces hold"),
     ({"decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}] * 300}}, "decodes"),
     ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "<gone>"}, "pre_tokenizer": None, "decoder": None, "added_tokens": []}, "plain text"),
 ])
 def test_tokenizers_that_cannot_be(tmp_path: Path, changes: dict[str, object], names: str) -> None:
     base = write_files(tmp_path / "base", tiny.base_files(Random(1)) | {"tokenizer.json": json.dumps(tiny.TOKENIZER | changes).encode()})
     assert names in _refused(lambda: use_tokenizer(Tokenizer(open_base(base))), base)
+
+
+@pytest.mark.parametrize(("kind", "names"), [("gpt2", "600 characters"), ("llama", "600 characters"), ("t5", "600 characters")])
+def test_a_special_token_in_metadata_without_proportion(tmp_path: Path, kind: str, names: str) -> None:
+    metadata = tiny.gguf_metadata() | {"tokenizer.ggml.model": kind, "tokenizer.ggml.tokens": ["x" * 600, *tiny.TOKENS[1:]],
+                                       "tokenizer.ggml.scores": [0.0] * len(tiny.TOKENS)}
+    tensors = gguf_base.tensors(Random(1))
+    (tmp_path / "x.gguf").write_bytes(gguf_bytes.write(metadata, tensors))
+    assert names in _refused(lambda: Tokenizer(open_base(tmp_path / "x.gguf")), tmp_path)

@@ -86,7 +86,6 @@ def test_patterns_that_the_engine_bounds(pattern: str, tmp_path: Path) -> None:
     ({"model": {"type": "None"}}, "cannot be built"),
     ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}, "cannot be built"),
     ({"model": {"type": "Unigram", "vocab": [], "unk_id": 7}}, "cannot be built"),
-    ({"added_tokens": [added(95, "x" * 600)]}, "added token of 600 characters"),
     ({"added_tokens": [added(95, "<a>"), added(95, "<b>")]}, "cannot be built|declares the added token"),
 ])
 def test_parts_that_cannot_be_honoured(parts: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -19,9 +19,6 @@ from .library import library
 from .pre import PRE_TOKENIZERS
 from .sentence_piece import DOUBLE_SPACES
 
-MAX_ADDED_TOKENS = 300_000
-MAX_TOKEN_CHARACTERS = 512
-"""of an added token; names are at 10 to 40"""
 MAX_PATTERN = 8192
 """characters of all patterns; the longest in use has 1,200"""
 MAX_STEPS = 64
@@ -35,12 +32,6 @@ _PROBE, _PROBE_SECONDS = 16384, 0.25
 
 def check_bounds(fast: Fast, where: object) -> None:
     """Raises FormatError for a tokenizer that some text could stall, or that fails on any, naming `where` and the part of it."""
-    added = fast.get_added_tokens_decoder()
-    if len(added) > MAX_ADDED_TOKENS:
-        raise FormatError(f"{where}: adds {len(added):,} tokens, more than the {MAX_ADDED_TOKENS:,} that are accepted")
-    longest = max((len(token.content) for token in added.values()), default=0)
-    if longest > MAX_TOKEN_CHARACTERS:
-        raise FormatError(f"{where}: has an added token of {longest:,} characters, more than the {MAX_TOKEN_CHARACTERS} that are accepted")
     steps = [*_steps(fast.normalizer), *_steps(fast.pre_tokenizer)]
     if len(steps) > MAX_STEPS:
         raise FormatError(f"{where}: prepares text in {len(steps)} steps, more than the {MAX_STEPS} that are accepted")

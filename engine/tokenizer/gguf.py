@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from ..tokenizer_sizes import check_added
 from ..weights.files import FormatError, show
 from .pre import PRE_TOKENIZERS
 from .sentence_piece import CONTROL, UNKNOWN, UNUSED, USER_DEFINED, piece_bpe, unigram
@@ -34,6 +35,7 @@ def build(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[in
     if not isinstance(model, str) or model not in MODELS:
         raise FormatError(f"{source}: tokenizer model {show(model)} is not supported; {', '.join(MODELS)} are "
                           "(byte-level BPE, SentencePiece BPE, SentencePiece unigram)")
+    check_added([text for text, kind in zip(tokens, kinds, strict=True) if kind in (CONTROL, UNKNOWN, USER_DEFINED)], source)
     tokenizer = MODELS[model](metadata, tokens, kinds, source)
     tokenizer.add_special_tokens(_added(tokens, kinds, (CONTROL, UNKNOWN), strips))
     tokenizer.add_tokens(_added(tokens, kinds, (USER_DEFINED,), strips))

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
+from ..tokenizer_sizes import check_pieces
 from ..weights.files import FormatError
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
@@ -44,6 +45,7 @@ def unigram(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[
 
 
 def _scores(metadata: Mapping[str, Any], tokens: Sequence[str], source: object) -> Sequence[float]:
+    check_pieces(tokens, source)
     scores = metadata.get("tokenizer.ggml.scores")
     if scores is None or isinstance(scores, str) or not hasattr(scores, "__len__") or len(scores) != len(tokens):
         raise FormatError(f"{source}: tokenizer.ggml.scores does not have one score for each of {len(tokens):,} tokens; the file is corrupt")

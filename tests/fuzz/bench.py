@@ -1,6 +1,7 @@
 """Engines that stand behind the targets: an input that is accepted must also work, and one that is refused must leave nothing."""
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -11,7 +12,7 @@ from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.adapters.verdicts import field_verdicts
 from lora_bench.engine.engine import Engine
 from lora_bench.engine.inspect import inspect_path
-from lora_bench.engine.protocol import AdapterUse, LoadModel
+from lora_bench.engine.protocol import AdapterUse, Event, LoadModel, write_frame
 
 from . import tiny
 from .target import Wrong
@@ -24,7 +25,7 @@ class AdapterBench:
 
     def __init__(self, folder: Path) -> None:
         write_files(folder / "base", tiny.base_files(Random(1)))
-        self._engine = Engine(lambda event: None)
+        self._engine = Engine(_send)
         self._engine.load_model(LoadModel(str(folder / "base"), "cpu", "fp32"))
         self._before = self._engine.logits(IDS)
 
@@ -53,7 +54,7 @@ class AdapterBench:
         try:
             for scale in (0.0, 0.5):
                 self._engine.logits(IDS, (AdapterUse("it", scale),))
-            self._engine.snapshot()
+            _send(self._engine.snapshot())
         except AdapterError as error:
             if "too large for" not in str(error):  # what a dtype holds is known where the adapter is used
                 raise
@@ -65,7 +66,7 @@ class BaseBench:
     """Loads a base whole, answers once, and says the same of it by its header."""
 
     def __init__(self) -> None:
-        self._engine = Engine(lambda event: None)
+        self._engine = Engine(_send)
 
     def try_base(self, path: Path) -> None:
         self._engine.load_model(LoadModel(str(path), "cpu", "fp32"))
@@ -92,6 +93,11 @@ def use_tokenizer(tokenizer: object) -> None:
                 raise Wrong("the stream's text is not that of all tokens")
             tokenizer.token_text(ids)
     tokenizer.decode(range(tokenizer.model_vocab), special=True)
+
+
+def _send(event: Event) -> None:
+    """Every event must pass the wire."""
+    write_frame(io.BytesIO(), event)
 
 
 def sure(what: str, act: Callable[[], None]) -> None:
