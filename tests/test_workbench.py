@@ -538,7 +538,7 @@ async def test_hundreds_of_adapters_scroll_under_the_cursor() -> None:
 async def test_details_check_the_adapter_once_and_an_effect_run_is_kept() -> None:
     app = bench_app()
     async with running(app) as pilot:
-        await pilot.press("escape", "i")
+        await pilot.press("tab", "i")
         await wait_until(pilot, lambda: "FIELDS OF ITS CONFIG" in screen_text(app))
         assert app.engine.of(p.CheckAdapter) == [p.CheckAdapter("pirate", False)]
         shown = screen_text(app)
@@ -559,7 +559,7 @@ async def test_a_check_that_waits_fails_or_is_of_old_content_says_so() -> None:
     app = bench_app()
     async with running(app) as pilot:
         app.engine._do_CheckAdapter = lambda command: None
-        await pilot.press("escape", "f5")
+        await pilot.press("tab", "f5")
         await settled(pilot)
         assert app.engine.of(p.CheckAdapter) == [p.CheckAdapter("pirate", True)] and "being checked: waits for its turn" in screen_text(app)
         app.engine.emit(p.CheckProgress("pirate", "compares: chat"))
@@ -580,7 +580,7 @@ async def test_a_check_that_waits_fails_or_is_of_old_content_says_so() -> None:
 async def test_a_prompt_prefix_is_offered_and_never_applied_unasked() -> None:
     app = bench_app()
     async with running(app) as pilot:
-        await pilot.press("escape", "i")
+        await pilot.press("tab", "i")
         assert not app.screen.check_action("insert_prefix", ()) and not app.screen.check_action("system_prefix", ())
         info = msgspec.structs.replace(app.state.adapters["pirate"], prompt_prefix="Speak like a pirate.\n", digest="11" * 32)
         app.engine.adapters["pirate"] = info
@@ -590,6 +590,6 @@ async def test_a_prompt_prefix_is_offered_and_never_applied_unasked() -> None:
         await pilot.press("p")
         await settled(pilot)
         assert app.screen.query_one(Prompt).text == "Speak like a pirate.\n" and app.control.system == ""
-        await pilot.press("escape", "i", "s")
+        await pilot.press("tab", "i", "s")
         await settled(pilot)
         assert app.control.system == "Speak like a pirate.\n" and "/system alone" in app.state.hint
