@@ -43,9 +43,9 @@ class Runner:
             work.request.stored += work.tokens
         ms, by_op = self._timer.finish()
         self._steps += 1
-        decoding = sum(work.request.decoding for work in works)
+        decoding = sum(work.request.decoding and work.tokens == 1 for work in works)
         return list(zip(sampled, tokens, strict=True)), StepFinished(
-            step=self._steps, prefill_tokens=sum(work.tokens for work in works if not work.request.decoding), decode_tokens=decoding,
+            step=self._steps, prefill_tokens=sum(work.tokens for work in works) - decoding, decode_tokens=decoding,
             requests=len(works), adapters=len(lora.routing.columns) if lora else 0, max_rank=lora.routing.max_rank if lora else 0,
             ms=ms, ms_by_op=by_op)
 

@@ -43,6 +43,8 @@ class Scores:
 
 
 PLAIN = Scores()
+CAPPED_SCORES = 1 << 24
+"""products held at once where they are capped"""
 
 
 def causal_mask(rows: int, length: int, device: torch.device) -> Tensor | None:
@@ -106,16 +108,25 @@ def _attend(q: Tensor, kv: Tensor, span: Span, scores: Scores) -> Tensor:
 
 
 def _attend_capped(q: Tensor, kv: Tensor, span: Span, scores: Scores) -> Tensor:
-    """As `_attend`, step by step: the fused operation has no place for the cap. The softmax is taken in fp32."""
+    """As `_attend`, step by step: the fused operation has no place for the cap. Takes the memory of CAPPED_SCORES at once."""
+    rows, heads, d = q.shape
+    mask = span.mask
+    if mask is None and rows > 1:
+        mask = torch.ones(rows, rows, dtype=torch.bool, device=q.device).tril_()
+    step = max(1, CAPPED_SCORES // (heads * kv.shape[0]))
+    parts = [
+        _capped_rows(q[first : first + step], kv, None if mask is None else mask[first : first + step], scores) for first in range(0, rows, step)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _capped_rows(q: Tensor, kv: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    """The softmax is taken in fp32."""
     rows, heads, d = q.shape
     kv_heads = kv.shape[1] // 2
     k, v = kv.transpose(0, 1).split(kv_heads)
     q = q.reshape(rows, kv_heads, heads // kv_heads, d).transpose(0, 1).flatten(1, 2)
     products = (q @ k.transpose(1, 2)).mul_(d**-0.5 if scores.scale is None else scores.scale)
     products = products.div_(scores.softcap).tanh_().mul_(scores.softcap).view(kv_heads, rows, -1, kv.shape[0])
-    mask = span.mask
-    if mask is None and rows > 1:
-        mask = torch.ones(rows, rows, dtype=torch.bool, device=q.device).tril_()
     if mask is not None:
         products = products.masked_fill_(~mask[:, None], float("-inf"))
     weights = products.flatten(1, 2).softmax(-1, dtype=torch.float32).to(v.dtype)

@@ -40,6 +40,7 @@ def _facts(kind: str, **fields: Any) -> ModelFacts:
     ("qwen3", {"head_dim": "absent"}, {"head_dim": 128, "qk_norm": "head"}),
     ("gemma2", {}, {"windows": (4096, 0) * 2, "head_dim": 256, "attention_softcap": 50.0, "logit_softcap": 30.0, "tied": True,
                     "attention_scale": 1 / 16, "norms": NORMS_AROUND, "norm_offset": 1.0, "activation": "gelu_tanh"}),
+    ("gemma2", {"hidden_act": "gelu"}, {"activation": "gelu_tanh"}),
     ("gemma3_text", {"num_attention_heads": "absent", "num_key_value_heads": "absent", "vocab_size": "absent", "num_hidden_layers": 7},
      {"heads": 8, "kv_heads": 4, "vocab": 262208, "rope_theta": 1e6, "rope_scaling": None, "local_rope": Rope(1e4),
       "windows": (4096,) * 5 + (0, 4096), "architecture": "gemma3"}),

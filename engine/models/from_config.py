@@ -44,8 +44,8 @@ def open_config(config: Mapping[str, Any], path: Path, defaults: Mapping[str, An
     return Fields(COMMON | dict(defaults) | dict(config), path)
 
 
-def config_facts(config: Fields, architecture: str, rotary: int = 0) -> dict[str, Any]:
-    """The facts that all architectures state alike, RoPE with one base for all layers among them."""
+def config_facts(config: Fields, architecture: str, rotary: int = 0, activation: tuple[str, str] = ("hidden_act", "silu")) -> dict[str, Any]:
+    """The facts that all architectures state alike, RoPE with one base for all layers among them. `activation`: its field and default."""
     hidden, heads, context = config.count("hidden_size"), config.count("num_attention_heads"), config.count("max_position_embeddings")
     head_dim = head_size(config)
     rope = config_rope(config, rotary or head_dim, max(context, 1))
@@ -54,7 +54,7 @@ def config_facts(config: Fields, architecture: str, rotary: int = 0) -> dict[str
         "kv_heads": config.count("num_key_value_heads", heads), "head_dim": head_dim, "intermediate": config.count("intermediate_size"),
         "vocab": config.count("vocab_size"), "context": context, "rms_eps": config.number("rms_norm_eps"), "rotary_dim": rotary,
         "rope_theta": rope.theta, "rope_scaling": rope.scaling, "tied": config.flag("tie_word_embeddings"),
-        "activation": activation(config, "hidden_act", "silu"), "notes": _notes(config, architecture, rope.scaling),
+        "activation": _activation(config, *activation), "notes": _notes(config, architecture, rope.scaling),
     }
 
 
@@ -69,7 +69,7 @@ def head_size(config: Fields) -> int:
     return size
 
 
-def activation(config: Fields, key: str, default: str) -> str:
+def _activation(config: Fields, key: str, default: str) -> str:
     name = config.get(key, default)
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise config.error(key, name, f"{', '.join(_ACTIVATIONS)} are supported")

@@ -9,9 +9,9 @@ from ..weights.entry import TensorEntry
 from ..weights.files import FormatError, show
 from .facts import ModelFacts, Rope, validate
 from .fields import Fields
-from .from_config import FULL, SLIDING, activation, bounded_layers, config_facts, open_config, windows
+from .from_config import FULL, SLIDING, bounded_layers, config_facts, open_config, windows
 from .from_gguf import gguf_facts, gguf_windows, open_gguf
-from .gemma2 import family, gguf_attention_scale
+from .gemma2 import ACTIVATION, family, gguf_attention_scale
 from .rope_facts import rope_of
 
 DEFAULTS = {
@@ -29,7 +29,7 @@ def facts_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorEnt
     facts = gguf_facts(source, tensors)
     sizes = gguf_windows(source, source.count("attention.sliding_window", 0), PATTERN)
     return validate(ModelFacts(
-        **facts | family(facts["hidden"]), qk_norm="head", attention_scale=gguf_attention_scale(source, facts, LARGEST), windows=sizes,
+        **facts, **family(facts["hidden"]), activation="gelu_tanh", qk_norm="head", attention_scale=gguf_attention_scale(source, facts, LARGEST), windows=sizes,
         logit_softcap=source.number("final_logit_softcapping", 0.0), local_rope=Rope(source.positive("rope.freq_base_swa", 10000.0))), path)
 
 
@@ -37,13 +37,13 @@ def facts_from_config(config: Mapping[str, Any], path: Path) -> ModelFacts:
     """Facts of a config.json of model_type "gemma3_text". Raises FormatError naming the field that is missing, wrong or not supported."""
     source = open_config(config, path, DEFAULTS, ("Gemma3ForCausalLM", "Gemma3TextModel"), HONOURS)
     full, local = _ropes(source)
-    facts = config_facts(Fields(dict(source.fields) | {"rope_parameters": full, "rope_scaling": None}, path), "gemma3")
+    facts = config_facts(Fields(dict(source.fields) | {"rope_parameters": full, "rope_scaling": None}, path), "gemma3", activation=ACTIVATION)
     pattern = source.count("sliding_window_pattern", PATTERN)
     if pattern < 1:
         raise source.error("sliding_window_pattern", pattern, "a positive number of layers is expected")
     bias = source.flag("attention_bias")
     return validate(ModelFacts(
-        **facts | family(facts["hidden"]) | {"activation": activation(source, "hidden_activation", "gelu_pytorch_tanh")},
+        **facts, **family(facts["hidden"]),
         attention_bias=bias, output_bias=bias, qk_norm="head", attention_scale=source.positive("query_pre_attn_scalar") ** -0.5,
         logit_softcap=source.optional_number("final_logit_softcapping"), local_rope=rope_of(local, source, facts["head_dim"], facts["context"]),
         windows=windows(source, [(layer + 1) % pattern != 0 for layer in range(bounded_layers(source))])), path)
