@@ -7,6 +7,7 @@ import os
 import pickle
 import resource
 import signal
+import struct
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -278,3 +279,14 @@ def test_a_special_token_in_metadata_without_proportion(tmp_path: Path, kind: st
     tensors = gguf_base.tensors(Random(1))
     (tmp_path / "x.gguf").write_bytes(gguf_bytes.write(metadata, tensors))
     assert names in _refused(lambda: Tokenizer(open_base(tmp_path / "x.gguf")), tmp_path)
+
+
+def test_more_tensors_and_pairs_than_any_model_has(tmp_path: Path) -> None:
+    gguf, safetensors = tmp_path / "x.gguf", tmp_path / "x.safetensors"
+    gguf.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 100_000) + b"".join(struct.pack("<Q", 6) + b"%06x" % i + struct.pack("<IB", 0, 1) for i in range(100_000)))
+    assert "100,000 metadata pairs, more" in _refused(lambda: open_base(gguf), tmp_path)
+    gguf.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 200_000, 0) + bytes(33 * 200_000))
+    assert "200,000 tensors, more" in _refused(lambda: open_base(gguf), tmp_path)
+    text = json.dumps({f"{i}": 0 for i in range(200_000)}).encode()
+    safetensors.write_bytes(struct.pack("<Q", len(text)) + text)
+    assert "200,000 tensors, more" in _refused(lambda: open_adapter(safetensors), tmp_path)

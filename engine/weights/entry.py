@@ -17,6 +17,9 @@ BLOCKS: dict[str, tuple[int, int]] = {
 }
 """tensor type -> (elements of a block, bytes of a block); plain types are blocks of one"""
 
+MAX_TENSORS = 1 << 17
+"""in one file; the models with most, of many experts kept apart, have 90,000 in all their files"""
+
 READABLE = frozenset({
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
 })

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from .entry import BLOCKS, TensorEntry
+from .entry import BLOCKS, MAX_TENSORS, TensorEntry
 from .files import FormatError, open_regular, show
 
 MAGIC = b"GGUF"
@@ -23,6 +23,9 @@ VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 64 << 20
 """four times the largest vocabulary in use; what a header may take before the tensors begin"""
 MAX_KEY_BYTES = 65535
+MAX_PAIRS = 1 << 16
+MAX_ITEMS = 1 << 24
+"""of one array"""
 MAX_DIMS = 4
 
 Value = int | float | bool | str | Sequence[int] | Sequence[float] | Sequence[str]
@@ -61,7 +64,7 @@ def read_header(path: Path) -> GgufHeader:
         reader = _Reader(stream, path)
         version, tensor_count, pair_count = _preamble(reader)
         metadata = _metadata(reader, pair_count)
-        places = [_tensor_place(reader) for _ in range(reader.count(tensor_count, 32, "tensors"))]
+        places = [_tensor_place(reader) for _ in range(reader.count(tensor_count, 32, "tensors", MAX_TENSORS))]
         alignment = _alignment(metadata, path)
         data_start = -(-reader.position // alignment) * alignment
         tensors = _entries(places, data_start, alignment, reader)
@@ -95,12 +98,14 @@ class _Reader:
     def number(self, code: str, what: str) -> int | float | bool:
         return struct.unpack(self.order + code, self.take(struct.calcsize("<" + code), what))[0]
 
-    def count(self, count: int, least_bytes: int, what: str) -> int:
-        """`count`, refused when so many items of at least `least_bytes` cannot be in the rest of the file."""
+    def count(self, count: int, least_bytes: int, what: str, limit: int = MAX_ITEMS) -> int:
+        """`count`, refused when so many items of at least `least_bytes` cannot be in the rest of the file, or no model has as many."""
         left = self.size - self.position
         if count * least_bytes > left:
             raise FormatError(f"{self.path}: states {count:,} {what} but only {left:,} bytes follow; the file is truncated or corrupt, "
                               "download it again")
+        if count > limit:
+            raise FormatError(f"{self.path}: states {count:,} {what}, more than the {limit:,} that are read; the file is corrupt")
         return count
 
     def text(self, what: str, limit: int = MAX_HEADER_BYTES) -> str:
@@ -126,7 +131,7 @@ def _preamble(reader: _Reader) -> tuple[int, int, int]:
 
 def _metadata(reader: _Reader, pair_count: int) -> dict[str, Value]:
     metadata: dict[str, Value] = {}
-    for _ in range(reader.count(pair_count, 13, "metadata pairs")):
+    for _ in range(reader.count(pair_count, 13, "metadata pairs", MAX_PAIRS)):
         key = reader.text("a metadata key", MAX_KEY_BYTES)
         if key in metadata:
             raise FormatError(f"{reader.path}: metadata key {show(key)} occurs twice; the file is corrupt")

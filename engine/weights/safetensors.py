@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .entry import BLOCKS, TensorEntry
+from .entry import BLOCKS, MAX_TENSORS, TensorEntry
 from .files import FormatError, open_regular, parse_json_object, present, read_json_object, show
 from .gguf import refuse_overlap
 
@@ -41,6 +41,8 @@ def read_header(path: Path) -> SafetensorsHeader:
     metadata = raw.pop("__metadata__", None)
     if not isinstance(metadata, dict):
         metadata = {}
+    if len(raw) > MAX_TENSORS:
+        raise FormatError(f"{path}: lists {len(raw):,} tensors, more than the {MAX_TENSORS:,} that are read; the file is corrupt")
     tensors = {name: _entry(name, spec, path, 8 + length, size) for name, spec in raw.items()}
     refuse_overlap(tensors, path)
     return SafetensorsHeader(path, {str(k): str(v) for k, v in metadata.items()}, tensors, size)
