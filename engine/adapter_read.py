@@ -12,6 +12,7 @@ from .adapters.errors import AdapterError
 from .adapters.file import AdapterFile
 from .adapters.load import load_adapter
 from .adapters.open import open_adapter
+from .memory import free_memory
 from .models.facts import ModelFacts
 from .protocol import AdapterInfo
 from .vocabulary import Vocabulary
@@ -61,6 +62,7 @@ def read_adapter(
     files = files_of(open_adapter(path))
     stamp = stamp_of(files)
     file = open_adapter(path)  # behind the stamp: what is read now is what the stamp vouches for
+    _check_room(file)
     done = 0
 
     def advance(count: int) -> None:
@@ -75,6 +77,15 @@ def read_adapter(
         raise AdapterError(f"{os.fspath(path)}: changed while it was read; let what writes to it finish and load it again")
     source = Source(Path(os.path.expanduser(path)).absolute(), file.path.absolute(), files, stamp)
     return ReadAdapter(adapter, source, (perf_counter() - began) * 1e3)
+
+
+def _check_room(file: AdapterFile) -> None:
+    """Raises AdapterError when the tensors take more memory than is free; quantised ones and fp64 are kept as fp32."""
+    entries = (file.entries or {}).values()
+    needed = sum(entry.nbytes if entry.type in ("F32", "F16", "BF16") else 4 * entry.elements for entry in entries) or file.weights_bytes
+    if needed > (free := free_memory()):
+        raise AdapterError(f"{file.weights_path}: its tensors take {needed:,} bytes of memory and {free:,} are free; close other programs, or unload "
+                           "what is not needed")
 
 
 def files_of(file: AdapterFile) -> tuple[Path, ...]:

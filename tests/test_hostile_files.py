@@ -23,6 +23,7 @@ from fuzz.targets import gguf_base
 
 from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.adapters.open import open_adapter
+from lora_bench.engine.adapters.pickled import read_pickle
 from lora_bench.engine.base_file import open_base
 from lora_bench.engine.tokenizer import Tokenizer
 from lora_bench.engine.weights.files import FormatError
@@ -197,6 +198,13 @@ def test_compressed_records_are_not_taken_for_numbers(tmp_path: Path, adapters: 
     assert "compressed" in _refused(lambda: adapters.try_adapter(folder), folder)
 
 
+def test_a_pickle_that_is_cut_short_while_it_is_in_use(tmp_path: Path) -> None:
+    path = _pickled(tmp_path, _saved()) / "adapter_model.bin"
+    tensors = read_pickle(path, path.stat().st_size)
+    os.truncate(path, 10)
+    assert all(torch.equal(tensor, torch.ones_like(tensor)) for tensor in tensors.values())
+
+
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_a_pickle_without_end_is_not_followed(tmp_path: Path, adapters: AdapterBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lora_bench.engine.adapters.pickled.MAX_PICKLE_BYTES", 10_000)
@@ -222,6 +230,18 @@ def test_pickles_that_call_or_lie(
     folder = _pickled(tmp_path, data)
     _refused(lambda: adapters.try_adapter(folder), folder)
     assert not os.path.lexists("CANARY")
+
+
+# -- memory --------------------------------------------------------------------------------------
+def test_an_adapter_beyond_the_memory(tmp_path: Path, adapters: AdapterBench) -> None:
+    """Its file is as long as it says, though nothing was ever written to most of it."""
+    rows = 1 << 34
+    header = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{half}.weight": {"dtype": "F32", "shape": shape, "data_offsets": place}
+              for half, shape, place in (("A", [rows, 32], [0, 128 * rows]), ("B", [32, rows], [128 * rows, 256 * rows]))}
+    text = json.dumps(header).encode()
+    folder = write_files(tmp_path / "adapter", ADAPTER | {"adapter_model.safetensors": struct.pack("<Q", len(text)) + text})
+    os.truncate(folder / "adapter_model.safetensors", 8 + len(text) + 256 * rows)
+    assert "memory" in _refused(lambda: adapters.try_adapter(folder), folder)
 
 
 # -- numbers and lists that are none, or without proportion --------------------------------------

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,17 +24,20 @@ _ASK = "ask for a safetensors file"
 
 
 def read_pickle(path: Path, file_bytes: int) -> Mapping[str, Tensor]:
-    """Names -> tensors, mapped rather than copied where the format allows it. Nothing in the file is called.
+    """Names -> tensors, mapped from a copy of the file that nobody else writes to. Nothing in the file is called.
+
+    torch checks what a mapped file claims against its size; and a mapped file that another program cuts short would end this process.
 
     Raises AdapterError for anything but plain dense tensors inside, for those that claim more than `file_bytes` or is stored for them, and
     for a description without proportion; OSError.
     """
     with open_regular(path) as stream:
-        zipped = stream.read(4) == b"PK\x03\x04"
-        stream.seek(0)
-        if zipped:
+        if stream.read(4) == b"PK\x03\x04":
             _check_records(stream, path)
-        state = _load(path, path if zipped else _Metered(stream), zipped)
+            state = _load_mapped(stream, path)
+        else:
+            stream.seek(0)
+            state = _load(path, _Metered(stream), mapped=False)
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise AdapterError(f"{path}: holds a {type(state).__name__}, a dict from names to tensors is expected; {_ASK}")
     for name, tensor in state.items():
@@ -75,6 +80,14 @@ def _check_records(stream: BinaryIO, path: Path) -> None:
                                f"read; {_ASK}")
     if len(records) > MAX_RECORDS:
         raise AdapterError(f"{path}: holds {len(records):,} records, more than the {MAX_RECORDS:,} that are read; {_ASK}")
+
+
+def _load_mapped(stream: BinaryIO, path: Path) -> object:
+    stream.seek(0)
+    with tempfile.NamedTemporaryFile() as copy:
+        shutil.copyfileobj(stream, copy)
+        copy.flush()
+        return _load(path, Path(copy.name), mapped=True)
 
 
 def _load(path: Path, source: Path | _Metered, mapped: bool) -> object:
