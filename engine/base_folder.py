@@ -23,7 +23,8 @@ def read_folder_base(folder: Path) -> BaseFile:
     if not present(config_path):
         if (folder / "adapter_config.json").exists():
             raise FormatError(f"{folder}: is a LoRA adapter, not a base model; open a base first and add this folder as an adapter")
-        raise FormatError(f"{folder}: has no config.json, so it is no Hugging Face model folder; give the folder that holds config.json, or a GGUF file")
+        raise FormatError(f"{folder}: has no config.json, so it is no Hugging Face model folder; give the folder that holds config.json, "
+                          "or a GGUF file")
     config = read_json_object(config_path)
     weights = read_folder(folder)
     found, notes = _canonical_prefix(weights.tensors), []
@@ -38,7 +39,8 @@ def read_folder_base(folder: Path) -> BaseFile:
     tensors = pick_tensors(facts, found, config_name, weights.path, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
     tokenizer, added = folder_tokenizer(folder, config, facts.vocab)
     return BaseFile(
-        path=folder, name=cache_name(folder) or folder.resolve().name, format="safetensors", facts=facts, tensors=tensors, tokenizer=tokenizer,
+        path=folder, name=cache_name(folder) or folder.resolve().name, format="safetensors", facts=facts, tensors=tensors,
+        tokenizer=tokenizer,
         chat_template=chat_template(folder), end_tokens=_end_tokens(folder, config, tokenizer, added, facts),
         file_bytes=weights.file_bytes, weight_types=type_histogram(tensors), details=_details(config), notes=(*facts.notes, *notes),
     )

@@ -1,4 +1,4 @@
-"""GGUF files in which q, k and v of a layer lie in one tensor though the architecture has three (llama.cpp's converter with --fuse-qkv). No torch."""
+"""GGUF files with q, k and v of a layer in one tensor though the architecture has three (llama.cpp's converter, --fuse-qkv). No torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -11,7 +11,7 @@ from .weights.files import FormatError, show
 
 _PREFIXES = {"language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model."}
 """how files name the language model's tensors, older and newer ones -> as a language model alone names them"""
-_EYES = ("vision_tower.", "multi_modal_projector.", "image_newline", "model.vision_tower.", "model.multi_modal_projector.", "model.image_newline")
+_EYES = tuple(top + part for top in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.", "image_newline"))
 
 
 def is_wrapped(config: Mapping[str, Any]) -> bool:
@@ -42,6 +42,8 @@ def language_tensors(tensors: Mapping[str, TensorEntry], path: Path) -> tuple[di
             continue
         plain = next((new + name[len(old):] for old, new in _PREFIXES.items() if name.startswith(old)), name)
         if plain in found:
-            raise FormatError(f"{path}: tensors {show(found[plain].name)} and {show(name)} are one and the same of the language model; the file is corrupt")
+            raise FormatError(f"{path}: tensors {show(found[plain].name)} and {show(name)} are one and the same of the language model; "
+                              "the file is corrupt")
         found[plain] = entry
-    return found, f"this model also sees pictures: its {left_out:,} tensors for that are not used, only its language model is" if left_out else ""
+    unseen = f"this model also sees pictures: its {left_out:,} tensors for that are not used, only its language model is"
+    return found, unseen if left_out else ""

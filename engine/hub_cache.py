@@ -15,13 +15,13 @@ def is_cache_entry(folder: Path) -> bool:
 
 
 def snapshot_of(entry: Path) -> Path:
-    """The model in a cache entry: the snapshot that refs/main names if it is complete, else the newest that is; a snapshot of one GGUF file is
-    that file. Raises FormatError when none is complete, or when several GGUF files leave the choice open; OSError."""
+    """The model in a cache entry: the snapshot that refs/main names if it is complete, else the newest that is; a snapshot of one GGUF file
+    is that file. Raises FormatError when none is complete, or when several GGUF files leave the choice open; OSError."""
     for snapshot in snapshots(entry):
         if (found := _model(snapshot)) is not None:
             return found
-    raise FormatError(f"{entry}: no snapshot in this cache entry has both config.json and weights, or a GGUF file; the download is incomplete: "
-                      "fetch the model again")
+    raise FormatError(f"{entry}: no snapshot in this cache entry has both config.json and weights, or a GGUF file; the download is "
+                      "incomplete: fetch the model again")
 
 
 def snapshots(entry: Path) -> list[Path]:
@@ -54,5 +54,6 @@ def _model(snapshot: Path) -> Path | None:
     firsts = [path for path in models if "-of-" not in path.stem or "-00001-of-" in path.stem]
     if len(firsts) > 1:
         shown = ", ".join(path.name for path in firsts[:5])
-        raise FormatError(f"{snapshot}: holds {len(firsts)} GGUF files ({shown}{', …' if len(firsts) > 5 else ''}); give the path of one of them")
+        raise FormatError(f"{snapshot}: holds {len(firsts)} GGUF files ({shown}{', …' if len(firsts) > 5 else ''}); "
+                          "give the path of one of them")
     return firsts[0] if firsts else None

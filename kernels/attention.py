@@ -114,8 +114,8 @@ def _attend_capped(q: Tensor, kv: Tensor, span: Span, scores: Scores) -> Tensor:
     if mask is None and rows > 1:
         mask = torch.ones(rows, rows, dtype=torch.bool, device=q.device).tril_()
     step = max(1, CAPPED_SCORES // (heads * kv.shape[0]))
-    parts = [
-        _capped_rows(q[first : first + step], kv, None if mask is None else mask[first : first + step], scores) for first in range(0, rows, step)]
+    chunks = [slice(first, first + step) for first in range(0, rows, step)]
+    parts = [_capped_rows(q[chunk], kv, None if mask is None else mask[chunk], scores) for chunk in chunks]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -1,4 +1,4 @@
-"""Facts of architectures out of files as people have them: real sizes, older spellings, contradictions, junk; and Hugging Face cache entries."""
+"""Facts of architectures out of files as people have them: real sizes, older spellings, contradictions, junk; and cache entries."""
 from __future__ import annotations
 
 import json
@@ -20,7 +20,8 @@ from lora_bench.engine.models.facts import NORMS_AROUND, Rope, RopeScaling
 from lora_bench.engine.models.names import permuted_heads
 from lora_bench.engine.weights.files import FormatError
 
-SIZES = {"hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 50}
+SIZES = {"hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2,
+         "vocab_size": 50}
 PATH = Path("config.json")
 
 
@@ -35,7 +36,8 @@ def _facts(kind: str, **fields: Any) -> ModelFacts:
     ("mistral", {"sliding_window": None, "num_key_value_heads": "absent", "num_attention_heads": 8}, {"windows": (), "kv_heads": 8}),
     ("mistral", {"sliding_window": 4096, "max_position_embeddings": 4096}, {"windows": ()}),
     ("mistral", {"num_key_value_heads": None}, {"kv_heads": 6}),
-    ("qwen2", {"sliding_window": 1024, "use_sliding_window": False, "max_window_layers": 2}, {"windows": (), "attention_bias": True, "output_bias": False}),
+    ("qwen2", {"sliding_window": 1024, "use_sliding_window": False, "max_window_layers": 2},
+     {"windows": (), "attention_bias": True, "output_bias": False}),
     ("qwen2", {"sliding_window": 1024, "use_sliding_window": True, "max_window_layers": 3}, {"windows": (0, 0, 0, 1024), "tied": False}),
     ("qwen3", {"head_dim": "absent"}, {"head_dim": 128, "qk_norm": "head"}),
     ("gemma2", {}, {"windows": (4096, 0) * 2, "head_dim": 256, "attention_softcap": 50.0, "logit_softcap": 30.0, "tied": True,
@@ -98,13 +100,16 @@ def test_inspect_says_what_tells_a_model_from_a_plain_llama(name: str, said: dic
     ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
     ("llama", {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "short_factor .* list of 4"),
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": -1}}, "beta_fast"),
-    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}}, "original_max_position_embeddings"),
-    ("mistral", {"layer_types": ["sliding_attention", "full_attention"]}, "ministral"), ("mistral", {"sliding_window": -3}, "sliding_window"),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}},
+     "original_max_position_embeddings"),
+    ("mistral", {"layer_types": ["sliding_attention", "full_attention"]}, "ministral"),
+    ("mistral", {"sliding_window": -3}, "sliding_window"),
     ("qwen2", {"use_sliding_window": True, "layer_types": ["sliding_attention"]}, "each of 4 layers"),
     ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "contradict"), ("qwen2", {"layer_types": "sliding_attention"}, "a list"),
     ("qwen2", {"use_sliding_window": True, "sliding_window": True, "max_window_layers": 0}, "whole number"),
     ("gemma2", {"sliding_window": None}, "sliding_window is missing"), ("gemma2", {"query_pre_attn_scalar": 0}, "positive"),
-    ("gemma2", {"hidden_activation": "relu"}, "hidden_activation is 'relu'"), ("gemma2", {"use_bidirectional_attention": True}, "bidirectional"),
+    ("gemma2", {"hidden_activation": "relu"}, "hidden_activation is 'relu'"),
+    ("gemma2", {"use_bidirectional_attention": True}, "bidirectional"),
     ("gemma3_text", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping"), ("gemma3_text", {"sliding_window_pattern": 0}, "pattern"),
     ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "one object for full_attention"),
     ("granite", {"logits_scaling": 0}, "logits_scaling"), ("granite", {"residual_multiplier": "x"}, "number is expected"),
@@ -119,8 +124,10 @@ def test_configs_that_mean_something_else_are_refused(kind: str, fields: dict, w
 
 
 @pytest.mark.parametrize("name, keys, words", [
-    ("qwen2", {"attention.sliding_window": 8}, "sliding_window is 8"), ("gemma3", {"attn_logit_softcapping": 3.0}, "attn_logit_softcapping"),
-    ("gemma2", {"attention.sliding_window_pattern": [True, False]}, "each of 3 layers"), ("granite", {"rope.scaling.finetuned": False}, "without RoPE"),
+    ("qwen2", {"attention.sliding_window": 8}, "sliding_window is 8"),
+    ("gemma3", {"attn_logit_softcapping": 3.0}, "attn_logit_softcapping"),
+    ("gemma2", {"attention.sliding_window_pattern": [True, False]}, "each of 3 layers"),
+    ("granite", {"rope.scaling.finetuned": False}, "without RoPE"),
     ("qwen3", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
     ("qwen2", {"rope.dimension_count": 2}, "only equal ones"), ("phi3", {"rope.dimension_count": 3}, "even number"),
     ("llama", {"attention.causal": False}, "causal"), ("olmo2", {"embedding_scale": 2.0}, "embedding_scale is 2.0"),
@@ -139,7 +146,8 @@ def test_gguf_windows_by_layer_and_heads_by_layer(tmp_path: Path, seed: int) -> 
 
 
 def test_tensors_that_contradict_the_facts_are_refused(tmp_path: Path) -> None:
-    folder = save_folder(make_model("qwen3"), tmp_path / "q", tiny_tokenizer(), {"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    as_llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    folder = save_folder(make_model("qwen3"), tmp_path / "q", tiny_tokenizer(), as_llama)
     with pytest.raises(FormatError, match="k_norm.weight' and .* that a plain llama model does not use"):
         open_base(folder)
     folder = save_folder(make_model("llama"), tmp_path / "l", tiny_tokenizer(), {"model_type": "olmo2", "architectures": None})
@@ -147,11 +155,13 @@ def test_tensors_that_contradict_the_facts_are_refused(tmp_path: Path) -> None:
         open_base(folder)
 
 
-JUNK = [None, True, -1, 0, 10**30, 10**400, 1.5, float("nan"), float("inf"), "", "x" * 300, "\x1b[2J", [], [[]], [None], ["x"], {}, {"a": {}}, [0] * 4]
+JUNK = [None, True, -1, 0, 10**30, 10**400, 1.5, float("nan"), float("inf"), "", "x" * 300, "\x1b[2J", [], [[]], [None],
+        ["x"], {}, {"a": {}}, [0] * 4]
 FIELDS = (
     "layer_types", "no_rope_layers", "no_rope_layer_interval", "rope_scaling", "rope_parameters", "rope_theta", "rope_local_base_freq",
-    "partial_rotary_factor", "original_max_position_embeddings", "sliding_window_pattern", "query_pre_attn_scalar", "attn_logit_softcapping",
-    "final_logit_softcapping", "hidden_activation", "head_dim", "use_sliding_window", "max_window_layers", "attention_multiplier", "auto_map",
+    "partial_rotary_factor", "original_max_position_embeddings", "sliding_window_pattern", "query_pre_attn_scalar",
+    "attn_logit_softcapping", "final_logit_softcapping", "hidden_activation", "head_dim", "use_sliding_window", "max_window_layers",
+    "attention_multiplier", "auto_map",
 )
 ROPE = {"rope_type": "yarn", "factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "attention_factor": 1.0, "beta_fast": 32.0,
         "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "truncate": True, "original_max_position_embeddings": 64, "rope_theta": 1e4,
@@ -163,7 +173,7 @@ def test_any_value_of_any_field_gives_facts_or_a_sentence(kind: str, seed: int) 
     chance = random.Random(seed)
     for field in (*SIZES, *FIELDS, "sliding_window", "max_position_embeddings", "rms_norm_eps", "hidden_act", "tie_word_embeddings"):
         for junk in chance.sample(JUNK, 8):
-            _facts_or_a_sentence(kind, {field: junk, "use_sliding_window": chance.random() < 0.5 if field != "use_sliding_window" else junk})
+            _facts_or_a_sentence(kind, {"use_sliding_window": chance.random() < 0.5} | {field: junk})
     for field in ROPE:
         for junk in chance.sample(JUNK, 6):
             rope = ROPE | {"rope_type": chance.choice(("yarn", "longrope", "llama3", "linear", "dynamic"))} | {field: junk}
@@ -207,7 +217,9 @@ def entry(tmp_path: Path, tiny_folder: Callable[..., Path]) -> Callable[..., Pat
     ({"aaa": True, "bbb": True}, "aaa", "aaa"), ({"aaa": True, "bbb": True}, None, "bbb"), ({"aaa": True, "bbb": False}, "bbb\n", "aaa"),
     ({"aaa": True}, "../../../etc", "aaa"),
 ])
-def test_a_cache_entry_is_the_snapshot_that_main_names_or_the_newest_complete_one(entry: Callable, snapshots: dict, main: str, taken: str) -> None:
+def test_a_cache_entry_is_the_snapshot_of_main_or_the_newest_complete_one(
+    entry: Callable, snapshots: dict, main: str, taken: str,
+) -> None:
     top = entry(snapshots, main)
     base = open_base(top)
     assert base.path == top / "snapshots" / taken and base.name == "some/tiny-model"

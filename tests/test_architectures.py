@@ -116,7 +116,8 @@ def test_variants_compute_what_transformers_does(variant: str, tmp_path: Path, s
 ROPES: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 3.0},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
-    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 32},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24},
     "yarn with mscale": {
         "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 24, "mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 8.0,
@@ -126,8 +127,8 @@ ROPES: dict[str, dict[str, Any]] = {
     "longrope": {"rope_type": "longrope", "original_max_position_embeddings": 30, "short_factor": [1.0, 1.1, 1.3, 1.7],
                  "long_factor": [1.0, 2.0, 4.0, 9.0]},
     "longrope with factors": {
-        "rope_type": "longrope", "original_max_position_embeddings": 30, "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 2.0, 4.0, 9.0],
-        "factor": 5.0, "attention_factor": 1.2},
+        "rope_type": "longrope", "original_max_position_embeddings": 30, "short_factor": [1.0, 1.1, 1.3, 1.7],
+        "long_factor": [1.0, 2.0, 4.0, 9.0], "factor": 5.0, "attention_factor": 1.2},
 }
 
 
@@ -161,8 +162,8 @@ GGUF_ROPES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Tenso
     "yarn": ("qwen2", ROPES["yarn"], {
         "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 24}, {}),
     "yarn with its attention factor": ("qwen3", ROPES["yarn with its attention factor"] | {"beta_fast": 8.0, "beta_slow": 0.5}, {
-        "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 24, "rope.scaling.yarn_attn_factor": 0.8,
-        "rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 0.5}, {}),
+        "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 24,
+        "rope.scaling.yarn_attn_factor": 0.8, "rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 0.5}, {}),
     "longrope": ("phi3", ROPES["longrope"] | {"partial_rotary_factor": 1.0}, {
         "rope.scaling.original_context_length": 30, "rope.scaling.attn_factor": (1 + 1.1631508098 / 3.4011973817) ** 0.5,
         "rope.dimension_count": 8}, {"rope_factors_short.weight": torch.tensor([1.0, 1.1, 1.3, 1.7]),
@@ -193,7 +194,9 @@ def test_a_gguf_of_llama3_rope_has_its_frequencies(tmp_path: Path, seed: int) ->
     ("phi3", {"original_max_position_embeddings": 30, "sliding_window": None,
               "rope_parameters": ROPES["longrope"] | {"rope_theta": 5000.0, "partial_rotary_factor": 1.0}}, 50),
 ])
-def test_greedy_replies_beyond_the_window_are_those_of_transformers(name: str, changes: dict, tokens: int, tmp_path: Path, seed: int) -> None:
+def test_greedy_replies_beyond_the_window_are_those_of_transformers(
+    name: str, changes: dict, tokens: int, tmp_path: Path, seed: int,
+) -> None:
     model = make_model(name, **changes)
     bench = Bench(save_folder(model, tmp_path / "m", tiny_tokenizer()), dtype="fp32")
     compared = 0
@@ -208,7 +211,8 @@ def test_greedy_replies_beyond_the_window_are_those_of_transformers(name: str, c
 
 
 def _greedy(model: Any, prompt: list[int], tokens: int) -> list[int]:
-    """What the model says to `prompt` when every token is computed anew from all before it; ends before a close decision and a special token."""
+    """What the model says to `prompt` when every token is computed anew from all before it; ends before a close decision
+    and a special token."""
     ids = list(prompt)
     for _ in range(tokens):
         with torch.no_grad():

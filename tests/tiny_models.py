@@ -14,8 +14,8 @@ from torch import Tensor
 
 VOCAB = 50
 SIZES = {
-    "vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 44, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
-    "max_position_embeddings": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 44, "num_hidden_layers": 3, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "max_position_embeddings": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }
 CONFIGS = {
     "llama": (transformers.LlamaConfig, {"rms_norm_eps": 1e-5}),
@@ -72,8 +72,8 @@ def save_folder(model: Any, folder: Path, tokenizer: Mapping[str, Any], changes:
     return folder
 
 
-def save_gguf(model: Any, name: str, path: Path, tokens: list[str], keys: Mapping[str, Any] | None = None, extra: Mapping[str, Tensor] | None = None,
-              fuse: bool = False) -> Path:
+def save_gguf(model: Any, name: str, path: Path, tokens: list[str], keys: Mapping[str, Any] | None = None,
+              extra: Mapping[str, Tensor] | None = None, fuse: bool = False) -> Path:
     """The same weights in F32; `keys` are more metadata of the architecture, `extra` more tensors; `fuse` lays q, k and v into one."""
     config, architecture = model.config, _GGUF_ARCHITECTURE.get(name, name)
     writer = gguf.GGUFWriter(path, architecture)
@@ -109,7 +109,8 @@ def save_gguf(model: Any, name: str, path: Path, tokens: list[str], keys: Mappin
 
 def _tensors(model: Any, name: str) -> dict[str, Tensor]:
     config = model.config
-    tensors = {key: weight.detach() for key, weight in model.state_dict().items() if key != "lm_head.weight" or not config.tie_word_embeddings}
+    tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
+    tensors = {key: weight.detach() for key, weight in model.state_dict().items() if key not in tied}
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads} if name in _INTERLEAVED else {}
     for key, weight in tensors.items():
         if name.startswith("gemma") and key.endswith("norm.weight"):
@@ -123,7 +124,8 @@ def _fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """q, k and v of each layer, weights and biases, in one tensor by the name that other families have for it."""
     own = {key: weight for key, weight in tensors.items() if key.split(".")[-2] not in ("q_proj", "k_proj", "v_proj")}
     for key in [key for key in tensors if ".q_proj." in key]:
-        own[key.replace("self_attn.q_proj", "self_attn.qkv_proj")] = torch.cat([tensors[key.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")])
+        parts = [tensors[key.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")]
+        own[key.replace("q_proj", "qkv_proj")] = torch.cat(parts)
     return own
 
 

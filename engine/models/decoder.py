@@ -36,7 +36,8 @@ class Decoder:
 
     @property
     def nbytes(self) -> int:
-        tensors = [tensor for layer in self.layers for linear in layer.linears for tensor in (linear.weight, linear.bias) if tensor is not None]
+        linears = [linear for layer in self.layers for linear in layer.linears]
+        tensors = [tensor for linear in linears for tensor in (linear.weight, linear.bias) if tensor is not None]
         tensors += [place.rms.weight for layer in self.layers for place in layer.norms]
         tensors += [self._embed, self._norm.rms.weight] + ([] if self.facts.tied else [self._head.weight])
         return sum(tensor.nbytes for tensor in tensors)
@@ -83,15 +84,18 @@ class Decoder:
         if self._embedding_scale != 1:
             x = x * self._embedding_scale
         rope = self.rope.rows(inputs.rope_rows)
-        seen = {window: tuple(windowed(span, window, self.device) for span in inputs.spans) if window else inputs.spans for window in self._windows}
+        seen = {window: self._windowed(inputs.spans, window) for window in self._windows}
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             deltas = lora.at_layer(index) if lora is not None else NO_DELTAS
             spans = seen[layer.window] if seen else inputs.spans
-            x = self._add(x, self._attention(_normed(x, layer.before_attention, deltas), layer, cache, rope, inputs.cells, spans, deltas, lap),
-                          layer.after_attention, deltas)
+            mixed = self._attention(_normed(x, layer.before_attention, deltas), layer, cache, rope, inputs.cells, spans, deltas, lap)
+            x = self._add(x, mixed, layer.after_attention, deltas)
             x = self._add(x, self._mlp(_normed(x, layer.before_mlp, deltas), layer, deltas, lap), layer.after_mlp, deltas)
         deltas = lora.at_head() if lora is not None else NO_DELTAS
         return self._capped(linear(norm(x.index_select(0, inputs.sampled), self._norm, deltas), self._head, deltas, lap))
+
+    def _windowed(self, spans: tuple[Span, ...], window: int) -> tuple[Span, ...]:
+        return tuple(windowed(span, window, self.device) for span in spans) if window else spans
 
     def _attention(
         self, x: Tensor, layer: Layer, cache: Tensor, rope: list[Table], cells: Tensor, spans: Sequence[Span], deltas: Deltas, lap: Lap,

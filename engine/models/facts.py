@@ -139,7 +139,8 @@ def layer_linears(facts: ModelFacts) -> dict[str, tuple[int, int]]:
     h, q, kv, inner = facts.hidden, facts.q_out, facts.kv_out, facts.intermediate
     if facts.fused:
         return {
-            "self_attn.qkv_proj": (q + 2 * kv, h), "self_attn.o_proj": (h, q), "mlp.gate_up_proj": (2 * inner, h), "mlp.down_proj": (h, inner)}
+            "self_attn.qkv_proj": (q + 2 * kv, h), "self_attn.o_proj": (h, q),
+            "mlp.gate_up_proj": (2 * inner, h), "mlp.down_proj": (h, inner)}
     return {
         "self_attn.q_proj": (q, h), "self_attn.k_proj": (kv, h), "self_attn.v_proj": (kv, h), "self_attn.o_proj": (h, q),
         "mlp.gate_proj": (inner, h), "mlp.up_proj": (inner, h), "mlp.down_proj": (h, inner)}
@@ -159,8 +160,8 @@ def layer_norms(facts: ModelFacts) -> dict[str, int]:
     """The norms of a layer -> the length of their weight."""
     norms = dict.fromkeys(facts.norms.names, facts.hidden)
     if facts.qk_norm:
-        whole = facts.qk_norm == "all"
-        norms |= {"self_attn.q_norm": facts.q_out if whole else facts.head_dim, "self_attn.k_norm": facts.kv_out if whole else facts.head_dim}
+        q, k = (facts.q_out, facts.kv_out) if facts.qk_norm == "all" else (facts.head_dim, facts.head_dim)
+        norms |= {"self_attn.q_norm": q, "self_attn.k_norm": k}
     return norms
 
 
@@ -204,10 +205,11 @@ def validate(facts: ModelFacts, source: object) -> ModelFacts:
             raise FormatError(f"{source}: {LABELS[name]} is {show(value)}, expected a whole number from {least:,} to {greatest:,}; "
                               f"the file is corrupt or not a {facts.architecture} model")
     if facts.heads % facts.kv_heads:
-        raise FormatError(f"{source}: {facts.heads} attention heads cannot share {facts.kv_heads} key/value heads evenly; the file is corrupt")
-    if facts.rotary % 2 or not 0 < facts.rotary <= facts.head_dim:
-        raise FormatError(f"{source}: RoPE turns {facts.rotary} of head_dim {facts.head_dim} dimensions, an even number up to head_dim is needed; "
+        raise FormatError(f"{source}: {facts.heads} attention heads cannot share {facts.kv_heads} key/value heads evenly; "
                           "the file is corrupt")
+    if facts.rotary % 2 or not 0 < facts.rotary <= facts.head_dim:
+        raise FormatError(f"{source}: RoPE turns {facts.rotary} of head_dim {facts.head_dim} dimensions, an even number up to head_dim "
+                          "is needed; the file is corrupt")
     _check_numbers(facts, source)
     _check_layers(facts, source)
     return facts
@@ -226,10 +228,11 @@ def _check_numbers(facts: ModelFacts, source: object) -> None:
 
 def _check_layers(facts: ModelFacts, source: object) -> None:
     if facts.windows and (len(facts.windows) != facts.layers or min(facts.windows) < 0):
-        raise FormatError(f"{source}: the sliding windows of the layers are {show(list(facts.windows))}, one for each of {facts.layers} layers is "
-                          "needed; the file is corrupt")
+        raise FormatError(f"{source}: the sliding windows of the layers are {show(list(facts.windows))}, one for each of {facts.layers} "
+                          "layers is needed; the file is corrupt")
     if any(not 0 <= layer < facts.layers for layer in facts.layers_without_rope):
-        raise FormatError(f"{source}: layers without RoPE are {show(list(facts.layers_without_rope))} of {facts.layers}; the file is corrupt")
+        raise FormatError(f"{source}: layers without RoPE are {show(list(facts.layers_without_rope))} of {facts.layers}; "
+                          "the file is corrupt")
 
 
 LABELS = {
@@ -238,7 +241,8 @@ LABELS = {
     "head_dim": "head_dim", "intermediate": "the feed-forward length (intermediate_size)", "vocab": "the vocabulary size",
     "context": "the context length", "rms_eps": "the RMSNorm epsilon", "rope_theta": "the RoPE base frequency (rope_theta)",
     "embedding_scale": "the embedding scale (embedding_multiplier)", "residual_scale": "the residual scale (residual_multiplier)",
-    "logit_divisor": "the logit scale (logits_scaling)", "attention_scale": "the attention scale (attention_multiplier, query_pre_attn_scalar)",
+    "logit_divisor": "the logit scale (logits_scaling)",
+    "attention_scale": "the attention scale (attention_multiplier, query_pre_attn_scalar)",
     "attention_softcap": "the attention softcap (attn_logit_softcapping)", "logit_softcap": "the logit softcap (final_logit_softcapping)",
 }
 """what a fact is called in files, for messages"""

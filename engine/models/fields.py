@@ -74,5 +74,6 @@ class Fields:
     def _needed(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
         if value is None:
-            raise FormatError(f"{self.path}: {self.prefix}{key} is missing; the file is incomplete or of another kind of model than it says")
+            raise FormatError(f"{self.path}: {self.prefix}{key} is missing; the file is incomplete or of another kind of model than "
+                              "it says")
         return value

@@ -16,7 +16,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,), "is_encoder_decoder": (None, False), "add_cross_attention": (None, False),
     "partial_rotary_factor": (None, 1, 1.0), "num_local_experts": (None, 0, 1), "num_experts": (None, 0, 1), "n_routed_experts": (None, 0),
     "attention_multiplier": (None,), "embedding_multiplier": (None, 1, 1.0), "residual_multiplier": (None, 1, 1.0),
-    "logits_scaling": (None, 1, 1.0), "query_pre_attn_scalar": (None,), "attn_logit_softcapping": (None,), "final_logit_softcapping": (None,),
+    "logits_scaling": (None, 1, 1.0), "query_pre_attn_scalar": (None,), "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
     "use_sliding_window": (None, False), "layer_types": (None,), "no_rope_layers": (None,), "no_rope_layer_interval": (None,),
     "use_bidirectional_attention": (None, False), "use_qk_norm": (None, False), "qk_layernorm": (None, False), "clip_qkv": (None,),
     "lm_head_bias": (None, False), "scale_emb": (None, 1, 1.0), "scale_depth": (None,), "alibi": (None, False), "text_config": (None,),
@@ -27,7 +28,9 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def open_config(config: Mapping[str, Any], path: Path, defaults: Mapping[str, Any], classes: Collection[str], honours: Collection[str] = ()) -> Fields:
+def open_config(
+    config: Mapping[str, Any], path: Path, defaults: Mapping[str, Any], classes: Collection[str], honours: Collection[str] = (),
+) -> Fields:
     """The fields of a config.json over `defaults`.
 
     Raises FormatError for another class than `classes`, and for every field that would change the mathematics and is not among those that
@@ -44,7 +47,9 @@ def open_config(config: Mapping[str, Any], path: Path, defaults: Mapping[str, An
     return Fields(COMMON | dict(defaults) | dict(config), path)
 
 
-def config_facts(config: Fields, architecture: str, rotary: int = 0, activation: tuple[str, str] = ("hidden_act", "silu")) -> dict[str, Any]:
+def config_facts(
+    config: Fields, architecture: str, rotary: int = 0, activation: tuple[str, str] = ("hidden_act", "silu"),
+) -> dict[str, Any]:
     """The facts that all architectures state alike, RoPE with one base for all layers among them. `activation`: its field and default."""
     hidden, heads, context = config.count("hidden_size"), config.count("num_attention_heads"), config.count("max_position_embeddings")
     head_dim = head_size(config)
@@ -79,10 +84,11 @@ def _activation(config: Fields, key: str, default: str) -> str:
 def _notes(config: Fields, architecture: str, scaling: RopeScaling | None) -> tuple[str, ...]:
     notes = []
     if config.get("auto_map"):
-        notes.append(f"config.json names code in the folder (auto_map): it is never run, the model is computed as every {architecture} model")
+        notes.append(f"config.json names code in the folder (auto_map): it is never run, the model is computed as every "
+                     f"{architecture} model")
     if scaling is not None and scaling.kind == "dynamic":
-        notes.append(f"dynamic RoPE scaling acts beyond {scaling.original_context:,} tokens (max_position_embeddings), which is the longest context "
-                     "here: the model computes as without it")
+        notes.append(f"dynamic RoPE scaling acts beyond {scaling.original_context:,} tokens (max_position_embeddings), which is the "
+                     "longest context here: the model computes as without it")
     return tuple(notes)
 
 
@@ -120,7 +126,7 @@ def late_windows(config: Fields) -> tuple[int, ...]:
 def refuse_unused_windows(config: Fields, used: bool) -> None:
     """Raises FormatError when `layer_types` has sliding layers though no window is `used`."""
     if not used and SLIDING in layer_types(config):
-        raise config.error("layer_types", config.get("layer_types"), "no sliding window is in use (use_sliding_window): the two contradict each other")
+        raise config.error("layer_types", layer_types(config), "no sliding window is used: the two contradict each other")
 
 
 def layer_types(config: Fields) -> list[Any]:

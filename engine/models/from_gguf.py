@@ -45,7 +45,8 @@ def gguf_facts(source: Fields, tensors: Mapping[str, TensorEntry], partial_rotar
     rope = gguf_rope(source, tensors, max(context, 1))
     return {
         "architecture": source.prefix.removesuffix("."), "layers": source.count("block_count"), "hidden": hidden, "heads": heads,
-        "kv_heads": source.count("attention.head_count_kv", heads), "head_dim": head_dim, "intermediate": source.count("feed_forward_length"),
+        "kv_heads": source.count("attention.head_count_kv", heads), "head_dim": head_dim,
+        "intermediate": source.count("feed_forward_length"),
         "vocab": embedding.shape[0] if embedding and len(embedding.shape) == 2 else source.count("vocab_size"), "context": context,
         "rms_eps": source.number("attention.layer_norm_rms_epsilon"), "rope_theta": rope.theta, "rope_scaling": rope.scaling,
         "rope_freq_factors": "rope_freqs.weight" in tensors, "rotary_dim": 0 if rotary == head_dim else rotary,
@@ -60,8 +61,8 @@ def _head_size(source: Fields, hidden: int, heads: int) -> int:
         raise source.error("embedding_length", hidden, f"a multiple of {source.prefix}attention.head_count {heads} is expected where "
                            f"{source.prefix}attention.key_length is missing: it is not divisible; the file is corrupt")
     if source.count("attention.value_length", size) != size:
-        raise source.error("attention.value_length", source.get("attention.value_length"), f"the key length {size} is expected; only equal ones are "
-                           "supported")
+        raise source.error("attention.value_length", source.get("attention.value_length"), f"the key length {size} is expected; "
+                           "only equal ones are supported")
     for key in ("attention.key_length_swa", "attention.value_length_swa"):
         if source.count(key, size) != size:
             raise source.error(key, source.get(key), f"the head dimension {size} of the other layers is expected")
@@ -69,7 +70,8 @@ def _head_size(source: Fields, hidden: int, heads: int) -> int:
 
 
 def gguf_windows(source: Fields, window: int, pattern: int) -> tuple[int, ...]:
-    """The windows of layers: all but every `pattern`-th, or as attention.sliding_window_pattern says; () when none is shorter than the context."""
+    """The windows of layers: all but every `pattern`-th, or as attention.sliding_window_pattern says; () when none is shorter than the
+    context."""
     layers = max(0, min(source.count("block_count"), 1024))
     stated: Any = source.get("attention.sliding_window_pattern", pattern)
     if type(stated) is int and 0 <= stated <= 1024:

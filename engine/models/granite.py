@@ -20,8 +20,9 @@ def facts_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorEnt
     if source.get("rope.scaling.finetuned") is False:
         raise source.error("rope.scaling.finetuned", False, "which means a granite without RoPE; that is not supported")
     return validate(ModelFacts(
-        **gguf_facts(source, tensors), attention_scale=source.number("attention.scale", 0.0), embedding_scale=_or_one(source, "embedding_scale"),
-        residual_scale=_or_one(source, "residual_scale"), logit_divisor=_or_one(source, "logit_scale")), path)
+        **gguf_facts(source, tensors), attention_scale=source.number("attention.scale", 0.0),
+        embedding_scale=_or_one(source, "embedding_scale"), residual_scale=_or_one(source, "residual_scale"),
+        logit_divisor=_or_one(source, "logit_scale")), path)
 
 
 def facts_from_config(config: Mapping[str, Any], path: Path) -> ModelFacts:

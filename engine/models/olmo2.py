@@ -21,4 +21,5 @@ def facts_from_config(config: Mapping[str, Any], path: Path) -> ModelFacts:
     """Facts of a config.json of model_type "olmo2". Raises FormatError naming the field that is missing, wrong or not supported."""
     source = open_config(config, path, {"rms_norm_eps": 1e-5}, ("Olmo2ForCausalLM", "Olmo2Model"))
     bias = source.flag("attention_bias")
-    return validate(ModelFacts(**config_facts(source, "olmo2"), attention_bias=bias, output_bias=bias, norms=NORMS_AFTER, qk_norm="all"), path)
+    return validate(ModelFacts(
+        **config_facts(source, "olmo2"), attention_bias=bias, output_bias=bias, norms=NORMS_AFTER, qk_norm="all"), path)

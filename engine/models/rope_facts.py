@@ -32,7 +32,8 @@ def rope_of(given: Mapping[str, Any], config: Fields, rotary: int, context: int)
     nested = next((key for key, value in given.items() if isinstance(value, dict)), None)
     changed = next((key for key in _CHANGES_MORE if given.get(key) not in (None, False)), nested)
     if changed is not None:
-        raise FormatError(f"{config.path}: the RoPE parameters have {show(changed)} {show(given[changed])}, which is not supported for this model")
+        raise FormatError(f"{config.path}: the RoPE parameters have {show(changed)} {show(given[changed])}, which is not supported "
+                          "for this model")
     source = Fields(given, config.path)
     kind = given.get("rope_type", given.get("type", "default"))
     if not isinstance(kind, str) or kind not in CONFIG_KINDS:
@@ -108,7 +109,8 @@ def gguf_rope(source: Fields, tensors: Collection[str], context: int) -> Rope:
     kind = source.get("rope.scaling.type", "linear")
     factor = source.number("rope.scaling.factor", source.number("rope.scale_linear", 0.0)) or 1.0
     if "rope_factors_long.weight" in tensors and kind in ("none", "linear", "longrope") and factor == 1.0:
-        return Rope(theta, RopeScaling("longrope", 1.0, original_context=_gguf_original(source, context), attention_factor=_gguf_attention(source)))
+        original = _gguf_original(source, context)
+        return Rope(theta, RopeScaling("longrope", 1.0, original_context=original, attention_factor=_gguf_attention(source)))
     if kind == "linear" and factor != 1.0:
         return Rope(theta, RopeScaling("linear", _gguf_factor(source, factor)))
     if kind == "yarn":
