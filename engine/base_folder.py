@@ -11,7 +11,7 @@ from .hub_cache import cache_name
 from .models import ARCHITECTURES_CONFIG, WRAPPED
 from .models.facts import ModelFacts
 from .models.names import config_name
-from .tokenizer_folder import AddedTokens, chat_template, folder_tokenizer
+from .tokenizer_folder import AddedTokens, chat_template, folder_tokenizer, rowless_note
 from .weights.entry import TensorEntry
 from .weights.files import FormatError, present, read_json_object, show
 from .weights.safetensors import read_folder
@@ -38,6 +38,7 @@ def read_folder_base(folder: Path) -> BaseFile:
         notes.append("tie_word_embeddings is true, but the file has an lm_head.weight: it is used, beside the embedding")
     tensors = pick_tensors(facts, found, config_name, weights.path, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
     tokenizer, added = folder_tokenizer(folder, config, facts.vocab)
+    notes += filter(None, [rowless_note(tokenizer.rowless)])
     return BaseFile(
         path=folder, name=cache_name(folder) or folder.resolve().name, format="safetensors", facts=facts, tensors=tensors,
         tokenizer=tokenizer,

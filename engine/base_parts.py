@@ -41,6 +41,8 @@ class TokenizerSource:
     """spelling -> id of the added tokens as a tokenizer.json declares them"""
     more: Mapping[str, tuple[int, bool]] = field(default_factory=dict, repr=False)
     """spelling -> (id, special) of tokens that only other files of the folder name, beside its tokenizer.json"""
+    rowless: tuple[str, ...] = field(default=(), repr=False)
+    """added tokens of the files that have no row in the embedding: they are none here, their text is plain text"""
     strips: Mapping[int, tuple[bool, bool]] = field(default_factory=dict, repr=False)
     """id of an added token -> whether it takes the white space before it, after it; for GGUF, which does not say"""
 

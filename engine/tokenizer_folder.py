@@ -1,6 +1,7 @@
 """What a folder says of its tokenizer: tokenizer.json, tokenizer_config.json and their kin, the chat template. No torch, no tokenizers."""
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from .tokenizer_sizes import check_added, check_pieces
 from .weights.files import FormatError, present, read_bounded, read_json_object, show
 
 MAX_TEMPLATE_BYTES = 1 << 20
+ANY_ID = 1 << 31
+_SHOWN = 5
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 AddedTokens = dict[str, tuple[int, bool]]
@@ -26,32 +29,51 @@ def folder_tokenizer(folder: Path, config: dict[str, Any], vocab: int) -> tuple[
     if present(path):
         known = read_json_object(path)
         check_pieces(_unigram_pieces(known.get("model")), path)
-        added = added_tokens(known, path, vocab)
+        added = added_tokens(known, path, ANY_ID)
         ids, metadata, strips = _ids(known, added), None, {}
-        more = _more(folder, settings, ids, vocab)
+        more = _more(folder, settings, ids)
     else:
         tokens = older_tokenizer(folder, settings, vocab)
         path, metadata, strips = tokens.path, tokens.metadata, tokens.strips
         added, more, ids = tokens.added, {}, {text: i for i, text in enumerate(metadata["tokenizer.ggml.tokens"])}
+    rowless = {text: number for text, (number, _) in (added | more).items() if number >= vocab}
+    added, more = ({text: entry for text, entry in tokens.items() if text not in rowless} for tokens in (added, more))
     ids |= {text: number for text, (number, _) in more.items()}
     texts = token_texts(settings)
+    _refuse_needed(rowless, texts, chat_template(folder) or "", path, vocab)
     bos, eos = (ids.get(texts[name]) if name in texts else None for name in ("bos_token", "eos_token"))
     add_bos = settings.get("add_bos_token")
     return TokenizerSource(
-        metadata=metadata, path=path, texts=texts, strips=strips, more=more,
+        metadata=metadata, path=path, texts=texts, strips=strips, more=more, rowless=tuple(rowless),
         bos=bos if bos is not None else _first_id(config.get("bos_token_id"), vocab, "bos_token_id", folder),
         eos=eos if eos is not None else _first_id(config.get("eos_token_id"), vocab, "eos_token_id", folder),
         add_bos=add_bos if isinstance(add_bos, bool) else None, added={text: number for text, (number, _) in added.items()},
     ), added | more
 
 
-def _more(folder: Path, settings: dict[str, Any], ids: dict[str, int], vocab: int) -> AddedTokens:
+def rowless_note(texts: Sequence[str]) -> str:
+    """What to say of tokens that a tokenizer names and the embedding has no row for; "" for none."""
+    more = ", …" if len(texts) > _SHOWN else ""
+    return f"its tokenizer names tokens that have no row in the embedding ({', '.join(map(show, texts[:_SHOWN]))}{more}); they stay text" if texts else ""
+
+
+def _refuse_needed(rowless: Mapping[str, int], texts: Mapping[str, str], template: str, path: Path, vocab: int) -> None:
+    """Raises FormatError where a token without a row in the embedding is one that every chat needs."""
+    needs = {texts[name]: f"is the {name}" for name in ("bos_token", "eos_token") if name in texts}
+    for text, number in rowless.items():
+        need = needs.get(text) or ("stands in the chat template" if text and text in template else None)
+        if need is not None:
+            raise FormatError(f"{path}: the token {show(text)} ({number:,}) {need}, but the embedding has rows for {vocab:,} tokens alone; "
+                              "the weights are not those that go with this tokenizer, download or save them together")
+
+
+def _more(folder: Path, settings: dict[str, Any], ids: dict[str, int]) -> AddedTokens:
     """Tokens that tokenizer_config.json lists and tokenizer.json has not: they belong to it, as transformers adds them.
 
-    Those from `vocab` on have no row in the embedding and stay text. Raises FormatError for one whose id is another token's.
+    Raises FormatError for one whose id is another token's.
     """
-    path, listed = listed_tokens(folder, settings, 1 << 31)
-    more = {token["content"]: (i, token.get("special") is True) for i, token in listed.items() if token["content"] not in ids and i < vocab}
+    path, listed = listed_tokens(folder, settings)
+    more = {token["content"]: (i, token.get("special") is True) for i, token in listed.items() if token["content"] not in ids}
     taken = {i for i, _ in more.values()} & set(ids.values()) if more else ()
     for text, (number, _) in more.items():
         if number in taken:

@@ -10,6 +10,7 @@ from .sentence_piece_file import read_sentence_piece
 from .tokenizer_sizes import check_added
 from .weights.files import FormatError, present, read_bounded, read_json_object, show
 
+_ANY_ID = 1 << 31
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 _MERGES_BYTES = 64 << 20
 _PRE_OF_CLASS = {"Qwen2Tokenizer": "qwen2", "Qwen2TokenizerFast": "qwen2"}
@@ -23,7 +24,7 @@ class OlderTokenizer:
     path: Path
     metadata: dict[str, Any]
     added: dict[str, tuple[int, bool]]
-    """content -> (id, special) of the tokens that other files add"""
+    """content -> (id, special) of the tokens that other files add, those from `vocab` on (which `metadata` has not) too"""
     strips: dict[int, tuple[bool, bool]]
 
 
@@ -39,7 +40,7 @@ def older_tokenizer(folder: Path, settings: dict[str, Any], vocab: int) -> Older
             raise FormatError(f"{folder}: has no tokenizer.json, which is needed; convert the tokenizer with transformers "
                               "(AutoTokenizer.from_pretrained(...).save_pretrained(...)) or use a GGUF of the model")
         metadata = _vocab_and_merges(folder, pre, vocab)
-    return _with_added(path, metadata, listed_tokens(folder, settings, vocab)[1])
+    return _with_added(path, metadata, listed_tokens(folder, settings)[1], vocab)
 
 
 def _vocab_and_merges(folder: Path, pre: str, vocab: int) -> dict[str, Any]:
@@ -56,8 +57,11 @@ def _vocab_and_merges(folder: Path, pre: str, vocab: int) -> dict[str, Any]:
     }
 
 
-def listed_tokens(folder: Path, settings: dict[str, Any], vocab: int) -> tuple[Path, dict[int, dict[str, Any]]]:
-    """The file and its added tokens, id -> token as tokenizer_config.json has it; added_tokens.json names those of the oldest folders."""
+def listed_tokens(folder: Path, settings: dict[str, Any]) -> tuple[Path, dict[int, dict[str, Any]]]:
+    """The file and its added tokens, id -> token as tokenizer_config.json has it; added_tokens.json names those of the oldest folders.
+
+    The ids may be beyond any vocabulary.
+    """
     path = folder / "tokenizer_config.json"
     listed = settings.get("added_tokens_decoder")
     if isinstance(listed, dict):
@@ -69,13 +73,14 @@ def listed_tokens(folder: Path, settings: dict[str, Any], vocab: int) -> tuple[P
     for number, token in tokens.items():
         if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not token["content"]:
             raise FormatError(f"{path}: the added token {number} has no content; download the file again")
-        _id(number, token["content"], vocab, path)
+        _id(number, token["content"], _ANY_ID, path)
     check_added([token["content"] for token in tokens.values()], path)
     return path, tokens
 
 
-def _with_added(path: Path, metadata: dict[str, Any], added: dict[int, dict[str, Any]]) -> OlderTokenizer:
+def _with_added(path: Path, metadata: dict[str, Any], listed: dict[int, dict[str, Any]], vocab: int) -> OlderTokenizer:
     tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    added = {number: token for number, token in listed.items() if number < vocab}
     for number in range(len(tokens), max(added, default=-1) + 1):
         tokens.append(f"[PAD{number}]")
         kinds.append(_UNUSED)
@@ -83,7 +88,7 @@ def _with_added(path: Path, metadata: dict[str, Any], added: dict[int, dict[str,
     for number, token in added.items():
         tokens[number], kinds[number] = token["content"], _CONTROL if token.get("special") is True else _USER_DEFINED
     return OlderTokenizer(
-        path, metadata, {token["content"]: (number, token.get("special") is True) for number, token in added.items()},
+        path, metadata, {token["content"]: (number, token.get("special") is True) for number, token in listed.items()},
         {number: (token.get("lstrip") is True, token.get("rstrip") is True) for number, token in added.items()},
     )
 

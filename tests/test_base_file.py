@@ -12,6 +12,7 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
+from conftest import tiny_tokenizer
 from gguf import quants
 
 from lora_bench.engine.base_file import NO_END_TOKEN, NO_TEMPLATE, open_base
@@ -187,6 +188,30 @@ def test_unknown_architectures_are_named_with_those_that_run(tiny_gguf: Callable
 def test_folders_that_cannot_run(change: dict, words: str, tiny_folder: Callable) -> None:
     with pytest.raises(FormatError, match=words):
         open_base(tiny_folder(**change))
+
+
+def _with_more(*texts: str) -> dict[str, object]:
+    known = tiny_tokenizer()
+    more = [known["added_tokens"][0] | {"id": 50 + i, "content": text} for i, text in enumerate(texts)]
+    return known | {"added_tokens": [*known["added_tokens"], *more]}
+
+
+def test_added_tokens_without_a_row_stay_text(tiny_folder: Callable) -> None:
+    base = open_base(tiny_folder(files={"tokenizer.json": _with_more("<pad>", "<image>")}, settings={"pad_token": "<pad>"}))
+    assert "its tokenizer names tokens that have no row in the embedding ('<pad>', '<image>'); they stay text" in base.notes
+    tokenizer, plain = Tokenizer(base), Tokenizer(open_base(tiny_folder("plain")))
+    for text in ("a<pad>b", "<image>", "the</s>"):
+        assert tokenizer.encode(text, special=True) == plain.encode(text, special=True)
+    assert tokenizer.vocab_size == 50 and tokenizer.spelling(50) is None
+
+
+@pytest.mark.parametrize("settings, words", [
+    ({"eos_token": "<pad>"}, r"tokenizer.json: the token '<pad>' \(50\) is the eos_token, but the embedding has rows for 50 tokens alone"),
+    ({"bos_token": "<pad>"}, "is the bos_token"), ({"chat_template": "{{ messages[0].content }}<pad>"}, "stands in the chat template"),
+])
+def test_tokens_without_a_row_that_chats_need_are_refused(settings: dict, words: str, tiny_folder: Callable) -> None:
+    with pytest.raises(FormatError, match=words):
+        open_base(tiny_folder(files={"tokenizer.json": _with_more("<pad>")}, settings=settings))
 
 
 def test_not_a_base(tmp_path: Path) -> None:

@@ -111,8 +111,11 @@ def test_a_base_with_only_tokenizer_model(tiny_folder: Callable) -> None:
     folder = tiny_folder(files={"tokenizer.json": None})
     (folder / "tokenizer.json").unlink(missing_ok=True)
     (folder / "tokenizer.model").write_bytes(model_file(unigram_metadata(), kind=1))
-    tokenizer = Tokenizer(open_base(folder))
+    (folder / "added_tokens.json").write_text(json.dumps({"<pad>": 50}))
+    base = open_base(folder)
+    tokenizer = Tokenizer(base)
     assert tokenizer.path == folder / "tokenizer.model" and tokenizer.bos == 1 and tokenizer.encode("the", special=True) == [4]
+    assert base.tokenizer.rowless == ("<pad>",) and tokenizer.id_of("<pad>") is None and "'<pad>'" in base.notes[0]
 
 
 def test_tokens_that_only_the_settings_list(tmp_path: Path) -> None:

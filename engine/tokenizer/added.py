@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..base_parts import TURN_END_TEXTS
-from ..tokenizer_folder import AddedTokens, added_tokens, chat_template, token_texts, tokenizer_settings
+from ..tokenizer_folder import ANY_ID, AddedTokens, added_tokens, chat_template, rowless_note, token_texts, tokenizer_settings
 from ..tokenizer_older import listed_tokens
 from ..weights.files import FormatError, present, read_json_object, show
 from .sentence_piece import SPACE
 from .tokenizer import Tokenizer
 
-_ANY_ID = 1 << 31
 _PLACEHOLDER = re.compile(r"\[PAD\d+\]|<unused\d+>|<\|?(?:reserved|extra|unused|dummy|placeholder|fim_pad)[\w ]*\|?>|\[(?:unused|control)_?\d+\]", re.IGNORECASE)
 """tokens that a base keeps free; adapters may give them a meaning"""
 _SHOWN = 5
@@ -42,10 +41,7 @@ class AddedVocabulary:
             names = [f"{show(text)} ({number})" for text, (number, _) in list(self.tokens.items())[:_SHOWN]]
             more = f" and {len(self.tokens) - _SHOWN:,} more" if len(self.tokens) > _SHOWN else ""
             lines.append(f"adds {len(self.tokens):,} token{'s'[:len(self.tokens) != 1]}: {', '.join(names)}{more}")
-        if self.rowless:
-            names = ", ".join(map(show, self.rowless[:_SHOWN]))
-            lines.append(f"its tokenizer names tokens that have no row in the embedding ({names}{', …' * (len(self.rowless) > _SHOWN)}); they stay text")
-        return tuple(lines)
+        return (*lines, note) if (note := rowless_note(self.rowless)) else tuple(lines)
 
     def applied_to(self, base: Tokenizer) -> Tokenizer:
         """The base's tokenizer with the added tokens; ids of all other text are as before."""
@@ -62,10 +58,10 @@ def read_added_vocabulary(folder: Path, base: Tokenizer, rows: int) -> AddedVoca
     path = folder / "tokenizer.json"
     if present(path):
         known = read_json_object(path)
-        declared = added_tokens(known, path, _ANY_ID)
+        declared = added_tokens(known, path, ANY_ID)
         _check_vocabulary(known, declared, base, path)
     else:
-        path, listed = listed_tokens(folder, settings, _ANY_ID)
+        path, listed = listed_tokens(folder, settings)
         declared = {token["content"]: (number, token.get("special") is True) for number, token in listed.items()}
     new = {text: entry for text, entry in declared.items() if text and _is_new(text, entry[0], base, path)}
     tokens = {text: entry for text, entry in new.items() if entry[0] < rows}

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -30,7 +31,7 @@ class Tokenizer:
         self.path = source.path or base.path
         """the file that messages name"""
         with library(self.path, _CANNOT):
-            self._fast = _of_metadata(source, self.path) if source.metadata is not None else Fast.from_buffer(read_bounded(source.path, MAX_TOKENIZER_BYTES))
+            self._fast = _of_metadata(source, self.path) if source.metadata is not None else _of_file(source)
         self._fast.no_truncation()
         self._fast.no_padding()
         _without_dropout(self._fast)
@@ -189,6 +190,15 @@ class TextStream:
 
 def _of_metadata(source: TokenizerSource, path: Path) -> Fast:
     return gguf.build(source.metadata, source.metadata["tokenizer.ggml.tokens"], _kinds(source), path, source.strips)
+
+
+def _of_file(source: TokenizerSource) -> Fast:
+    data = read_bounded(source.path, MAX_TOKENIZER_BYTES)
+    if source.rowless:
+        known = json.loads(data)
+        known["added_tokens"] = [token for token in known["added_tokens"] if token["content"] not in source.rowless]
+        data = json.dumps(known).encode()
+    return Fast.from_buffer(data)
 
 
 def _kinds(source: TokenizerSource) -> list[int]:
