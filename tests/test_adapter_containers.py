@@ -115,7 +115,7 @@ def test_fused_on_split(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
     both = tensors | {name.replace("qkv_proj", "q_proj"): tensor[:36].clone() if "lora_B" in name else tensor.clone()
                       for name, tensor in tensors.items() if "qkv" in name}
     with pytest.raises(AdapterError, match="qkv_proj and for .*q_proj, which is a part of it"):
-        load_adapter(open_adapter(adapter_folder("both", tensors=both)), tiny_facts, "it")
+        load_adapter(open_adapter(adapter_folder("both", ("qkv_proj", "gate_up_proj", "q_proj"), tensors=both)), tiny_facts, "it")
     for facts in (tiny_facts, dataclasses.replace(tiny_facts, fused=True)):
         whole = tensors | {f"base_model.model.model.layers.0.self_attn.{'q' if facts.fused else 'qkv'}_proj.weight": torch.ones(3, 24)}
         with pytest.raises(AdapterError, match="a whole linear that the base has fused or split"):

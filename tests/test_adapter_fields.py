@@ -1,4 +1,4 @@
-"""Every field of PEFT's LoraConfig: its verdict, and what is read from the adapters that PEFT saves with it, against PEFT's merged weights."""
+"""Every field of PEFT's LoraConfig: its verdict, and what is read from the adapters that PEFT saves with it, against PEFT."""
 from __future__ import annotations
 
 import dataclasses
@@ -9,88 +9,20 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
+from peft import LoraConfig, get_peft_model
+from peft_files import BIASED, PLAIN, TIED, acted, compare, edit, llama, logits, trained
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from lora_bench.engine.adapters.adapter import Adapter, AdapterWeights, LoraPair
 from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.adapters.fields import FIELDS, field_table, refusal, verdicts
 from lora_bench.engine.adapters.load import load_adapter
 from lora_bench.engine.adapters.open import open_adapter
-from lora_bench.engine.adapters.peft import CONFIG, SAFETENSORS
+from lora_bench.engine.adapters.peft import CONFIG
 from lora_bench.engine.models.facts import ModelFacts
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT's and transformers' advice on configs that are odd on purpose
-PLAIN = ModelFacts(architecture="llama", layers=2, hidden=24, heads=6, kv_heads=2, head_dim=6, intermediate=40, vocab=50, context=64,
-                   rms_eps=1e-5, rope_theta=1e4)
-TIED = dataclasses.replace(PLAIN, tied=True)
-BIASED = dataclasses.replace(PLAIN, attention_bias=True, output_bias=True, mlp_bias=True)
 BOTH = ["embed_tokens", "lm_head"]
 NORMS = ["input_layernorm", "norm"]
-
-
-def llama(facts: ModelFacts) -> LlamaForCausalLM:
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=facts.vocab, hidden_size=facts.hidden, intermediate_size=facts.intermediate, num_hidden_layers=facts.layers,
-        num_attention_heads=facts.heads, num_key_value_heads=facts.kv_heads, head_dim=facts.head_dim, tie_word_embeddings=facts.tied,
-        attention_bias=facts.attention_bias, mlp_bias=facts.mlp_bias, attn_implementation="eager")).eval()
-
-
-def trained(base: LlamaForCausalLM, folder: Path, save: dict[str, object] | None = None, **config: object) -> PeftModel:
-    """An adapter on `base` whose trainable numbers are random, saved to `folder`."""
-    model = get_peft_model(base, LoraConfig(**({"r": 4, "lora_alpha": 6, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"} | config)))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    model.save_pretrained(folder, **(save or {}))
-    return model.eval()
-
-
-def tensors_of(model: LlamaForCausalLM) -> dict[str, Tensor]:
-    """By canonical name, the head's also where it is tied."""
-    return {name.removeprefix("model."): tensor for name, tensor in model.state_dict().items()} | {"lm_head.weight": model.lm_head.weight.detach()}
-
-
-def changed(weight: Tensor, pair: LoraPair) -> Tensor:
-    """`weight` [d_out, d_in] with the delta of `pair` at scale 1."""
-    whole = weight + pair.scaling * (pair.b.float() @ pair.a.float())
-    return whole if pair.magnitude is None else whole * (pair.magnitude / whole.norm(dim=1))[:, None]
-
-
-def acted(base: dict[str, Tensor], weights: AdapterWeights) -> dict[str, Tensor]:
-    """The tensors of a base with all that an adapter changes of them."""
-    result = base | dict(weights.replaced)
-    for name, rows in weights.rows.items():
-        result[name] = result[name].index_copy(0, rows.ids, rows.values)
-    for module, pair in weights.modules.items():
-        result[f"{module}.weight"] = changed(result[f"{module}.weight"], pair)
-        if pair.bias is not None:
-            result[f"{module}.bias"] = result[f"{module}.bias"] + pair.scaling * pair.bias
-    if weights.embedding is not None:
-        result["embed_tokens.weight"] = changed(result["embed_tokens.weight"].T, weights.embedding).T
-    return result
-
-
-def logits(model: torch.nn.Module, vocab: int) -> Tensor:
-    with torch.no_grad():
-        return model(torch.arange(vocab)[None].flip(1)).logits
-
-
-def compare(folder: Path, facts: ModelFacts) -> Adapter:
-    """The adapter in `folder` as we read it, after its logits on a base were found equal to PEFT's on the same base."""
-    base = llama(facts)  # not the one it was trained on: what the file holds must come out of the file
-    adapter = load_adapter(open_adapter(folder), facts, "it")
-    weights = acted(tensors_of(base), adapter.weights)
-    rows = weights["embed_tokens.weight"].shape[0]
-    ours = llama(dataclasses.replace(facts, tied=False, vocab=rows))
-    ours.load_state_dict({name if name.startswith("lm_head") else f"model.{name}": tensor for name, tensor in weights.items()})
-    base.resize_token_embeddings(rows)
-    theirs = PeftModel.from_pretrained(base, folder).eval()
-    torch.testing.assert_close(logits(ours, rows), logits(theirs, rows), rtol=1e-4, atol=1e-4)
-    return adapter
 
 
 CASES = {
@@ -187,7 +119,10 @@ def test_text_is_no_flag() -> None:
     ("layer_replication", [[0, 2], [1, 2]]), ("layer_replication", [[0, 1 << 40]]), ("layer_replication", "twice"),
     ("modules_to_save", ["lm_head"]), ("modules_to_save", "lm_head"), ("trainable_token_indices", [1]), ("trainable_token_indices", [1, 1]),
     ("trainable_token_indices", {"embed_tokens": [1], "a.embed_tokens": [2]}), ("trainable_token_indices", "all"),
-    ("target_parameters", "experts"), ("use_dora", True), ("lora_bias", True),
+    ("target_parameters", "experts"), ("invocation_string", "<|it|>"), ("peft_type", "ALORA"), ("layers_to_transform", "1"),
+    ("layers_to_transform", [True]), ("layers_to_transform", [7]), ("layers_pattern", "layers"), ("exclude_modules", ["q_proj", "v_proj"]),
+    ("exclude_modules", 3), ("exclude_modules", "(q"), ("exclude_modules", ".*(q|v)_proj"), ("target_modules", ["k_proj"]), ("target_modules", []),
+    ("target_modules", ""), ("target_modules", ".*k_proj"), ("target_modules", "q_proj"), ("use_dora", True), ("lora_bias", True),
 ])
 def test_what_would_not_act_as_trained_is_refused_by_name(
     adapter_folder: Callable[..., Path], tiny_facts: ModelFacts, field: str, value: object,
@@ -200,11 +135,21 @@ def test_what_would_not_act_as_trained_is_refused_by_name(
 @pytest.mark.parametrize(("field", "value"), [
     ("init_lora_weights", "gaussian"), ("init_lora_weights", False), ("init_lora_weights", "eva"), ("eva_config", {"rho": 2.0}),
     ("loftq_config", {"loftq_bits": 4}), ("corda_config", {"corda_method": "ipm"}), ("lora_dropout", 0.1), ("exclude_modules", ["k_proj"]),
-    ("layers_to_transform", [0]), ("a_field_of_tomorrow", None), ("task_type", "CAUSAL_LM"), ("modules_to_save", []), ("bias", None),
+    ("layers_to_transform", [0, 1]), ("layers_to_transform", []), ("layers_pattern", ""), ("invocation_string", None), ("a_field_of_tomorrow", None), ("task_type", "CAUSAL_LM"), ("modules_to_save", []), ("bias", None),
     ("trainable_token_indices", []), ("target_parameters", []), ("ensure_weight_tying", True), ("fan_in_fan_out", True),
 ])
 def test_a_field_without_effect_is_no_obstacle(adapter_folder: Callable[..., Path], tiny_facts: ModelFacts, field: str, value: object) -> None:
     assert load_adapter(open_adapter(adapter_folder("a", **{field: value})), tiny_facts, "it").info.matched == 4
+
+
+def test_an_older_alora_is_told_what_to_do(adapter_folder: Callable[..., Path], tiny_facts: ModelFacts) -> None:
+    with pytest.raises(AdapterError, match=r"invocation_string.*alora_invocation_tokens.*token ids.*plain LoRA.*in the bench"):
+        open_adapter(adapter_folder("text", invocation_string="<|start_of_role|>certainty<|end_of_role|>"))
+    with pytest.raises(AdapterError, match=r"ALORA.*peft_type LORA.*alora_invocation_tokens"):
+        open_adapter(adapter_folder("kind", peft_type="ALORA"))
+    both = adapter_folder("both", invocation_string="ab", alora_invocation_tokens=[5, 6])
+    assert load_adapter(open_adapter(both), tiny_facts, "it").info.invocation_tokens == (5, 6)
+    assert {verdict.name: verdict.verdict for verdict in verdicts(json.loads((both / CONFIG).read_text()))}["invocation_string"] == "irrelevant"
 
 
 @pytest.mark.parametrize(("config", "saved"), [
@@ -230,15 +175,6 @@ def test_a_changed_base_is_refused_until_it_is_converted(seed: int, tmp_path: Pa
     ours = llama(PLAIN)
     ours.load_state_dict({name if name.startswith("lm_head") else f"model.{name}": tensor for name, tensor in weights.items()})
     torch.testing.assert_close(logits(ours, PLAIN.vocab), expected, rtol=1e-4, atol=1e-4)
-
-
-def edit(folder: Path, change: Callable[[dict[str, Tensor]], object] = lambda tensors: None, **config: object) -> Path:
-    """The adapter in `folder` with other tensors and fields."""
-    tensors = load_file(folder / SAFETENSORS)
-    change(tensors)
-    save_file(tensors, folder / SAFETENSORS)
-    (folder / CONFIG).write_text(json.dumps(json.loads((folder / CONFIG).read_text()) | config))
-    return folder
 
 
 @pytest.mark.parametrize(("facts", "config", "change", "words"), [

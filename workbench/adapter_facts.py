@@ -20,7 +20,7 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
         clean_line(info.name, width),
         f"{clean_line(info.format, 24)} · r{_many(info.ranks)} · {clean_line(info.dtype, 12)}{_kinds(info)}",
         _effective(info, scale),
-        f"{info.matched}/{info.total} modules {'✓ all' if info.matched == info.total else '⚠ the rest has no place here'}",
+        f"{info.matched}/{info.total} modules {'✓ all' if info.matched == info.total else '⚠ the rest does not act'}",
         " " + " ".join(f"{clean_line(kind, 24)}×{layers}" for kind, layers in list(info.targets.items())[:12]),
         f"{size_text(info.bytes)} · sha {clean_line(info.digest[:12])}",
         clean_line(f"for {info.base_model}", width) if info.base_model else "does not say for which base",

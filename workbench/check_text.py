@@ -98,9 +98,11 @@ def _modules(report: CheckReport, width: int) -> tuple[str, ...]:
         kinds = " ".join(f"{kind}×{count}" for kind, count in group.kinds.items())
         lines += _wrapped(kinds, width, f"effective scale {group.scale:g}: ", "  ")
     if report.unmatched:
-        more = info.total - info.matched - len(report.unmatched[:MOST_NAMES])
+        more = info.total - info.matched - info.outside - len(report.unmatched[:MOST_NAMES])
         names = ", ".join(report.unmatched[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
         lines += _wrapped(f"no place in the base: {names}", width, "", "  ")
+    if info.outside:
+        lines.append(f"{counted(info.outside, 'module')} of the file left out by its config")
     return tuple(lines)
 
 

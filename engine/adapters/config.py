@@ -1,6 +1,7 @@
 """`adapter_config.json`, read and validated. No torch."""
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
@@ -16,6 +17,7 @@ MAX_RANK = 1 << 16
 MAX_INVOCATION = 1024
 """tokens; what is shown of an adapter holds them all"""
 MAX_TOKEN_ROWS = 1 << 20
+_LAYERS_NAME = re.compile(r"[\w.\-]{0,200}\Z")
 PEFT_DEFAULT = 8
 """what PEFT takes for r and lora_alpha when a config leaves them out"""
 
@@ -36,8 +38,15 @@ class LoraSettings:
     """None: the tensors alone say it; likewise `lora_bias`"""
     lora_bias: bool | None = False
     bias: str = "none"
-    targets: tuple[str, ...] | str = ()
-    """names, a regular expression or a shorthand such as "all-linear"; empty when not given"""
+    by_config: bool = False
+    """whether the fields from here to `saved` say where it acts; else the tensors alone do"""
+    targets: tuple[str, ...] | str | None = None
+    """names, a regular expression or a shorthand such as "all-linear"; None when not given"""
+    excluded: tuple[str, ...] | str = ()
+    """exclude_modules"""
+    layers: frozenset[int] = frozenset()
+    """layers_to_transform; empty: all"""
+    layers_patterns: tuple[str, ...] = ()
     parameters: tuple[str, ...] = ()
     """target_parameters"""
     saved: tuple[str, ...] = ()
@@ -66,7 +75,7 @@ def parse_settings(raw: Mapping[str, Any], path: Path) -> LoraSettings:
     """The settings in the object `raw` of the file `path`. Raises AdapterError naming the field and its value."""
     _check_type(raw, path)
     for name, value in raw.items():
-        if why := refusal(name, value):
+        if why := refusal(name, value, raw):
             raise AdapterError(f"{path}: {show(name)} is {shown(value)}: {why}; the adapter would not act as it was trained, "
                                "so it is not loaded")
     read = _Reader(raw, path)
@@ -78,7 +87,9 @@ def parse_settings(raw: Mapping[str, Any], path: Path) -> LoraSettings:
         rank_pattern={key: read.rank(value, f"rank_pattern[{show(key)}]") for key, value in read.object("rank_pattern").items()},
         alpha_pattern={key: read.alpha(value, f"alpha_pattern[{show(key)}]") for key, value in read.object("alpha_pattern").items()},
         rslora=read.flag("use_rslora"), dora=read.flag("use_dora"), lora_bias=read.flag("lora_bias"), tying=read.flag("ensure_weight_tying"),
-        bias=_bias(raw, path), targets=raw["target_modules"] if isinstance(raw.get("target_modules"), str) else read.names("target_modules"),
+        bias=_bias(raw, path), by_config=True,
+        targets=None if raw.get("target_modules") is None else read.names_or_text("target_modules"),
+        excluded=read.names_or_text("exclude_modules"), layers=_layers(raw, path), layers_patterns=_layers_patterns(raw, read),
         parameters=read.names("target_parameters"), saved=read.names("modules_to_save"),
         token_rows=_token_rows(raw, path), replication=_replication(raw, path), invocation=_invocation(raw, path),
         base_model=raw["base_model_name_or_path"][:300] if isinstance(raw.get("base_model_name_or_path"), str) else "",
@@ -123,6 +134,10 @@ class _Reader:
             return tuple(value)
         raise AdapterError(f"{self.path}: {name} is {shown(value)}; a list of module names is expected")
 
+    def names_or_text(self, name: str) -> tuple[str, ...] | str:
+        value = self.raw.get(name)
+        return value if isinstance(value, str) else self.names(name)
+
 
 def _check_type(raw: Mapping[str, Any], path: Path) -> None:
     if raw.get("peft_type") is None:
@@ -162,6 +177,28 @@ def _replication(raw: Mapping[str, Any], path: Path) -> tuple[tuple[int, int], .
             isinstance(item, list) and len(item) == 2 and all(type(end) is int and 0 <= end < 1 << 20 for end in item) for item in value):
         raise AdapterError(f"{path}: layer_replication is {shown(value)}; a list of [first, end] layers is expected")
     return tuple((first, end) for first, end in value)
+
+
+def _layers(raw: Mapping[str, Any], path: Path) -> frozenset[int]:
+    value = raw.get("layers_to_transform")
+    layers = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(layer) is int for layer in layers):
+        raise AdapterError(f"{path}: layers_to_transform is {shown(value)}; a layer's number or a list of them is expected")
+    for name in ("layers_to_transform", "layers_pattern"):
+        if raw.get(name) not in (None, [], "") and isinstance(raw.get("target_modules"), str):
+            raise AdapterError(f"{path}: {name} is {shown(raw[name])} beside {shown(raw['target_modules'])} in target_modules; PEFT takes it "
+                               "beside a list of names alone, put the layers into one of them")
+    return frozenset(layers)
+
+
+def _layers_patterns(raw: Mapping[str, Any], read: _Reader) -> tuple[str, ...]:
+    value = raw.get("layers_pattern")
+    patterns = (value,) if isinstance(value, str) and value else () if value == "" else read.names("layers_pattern")
+    if len(patterns) > 16 or not all(map(_LAYERS_NAME.match, patterns)):
+        raise AdapterError(f"{read.path}: layers_pattern is {shown(value)}; the name of the list of layers is expected, as \"layers\"")
+    if patterns and raw.get("layers_to_transform") is None:
+        raise AdapterError(f"{read.path}: layers_pattern is {shown(value)} without layers_to_transform, which PEFT refuses; set both or none")
+    return patterns
 
 
 def _invocation(raw: Mapping[str, Any], path: Path) -> tuple[int, ...]:

@@ -12,9 +12,11 @@ from .adapter import AdapterWeights, LoraPair, acting_notes, content_digest, lay
 from .file import AdapterFile
 from .keys import TensorNames
 from .match import Places
+from .patterns import ends
 
 CHANGES_NOTHING = "changes nothing: every delta is zero (alpha 0, or weights as they were before training)"
 MOST_UNMATCHED = 100
+MOST_NAMED = 4
 
 
 def describe(
@@ -32,6 +34,7 @@ def describe(
         effective_scales=tuple(sorted({pair.scaling for pair in weights.pairs})),
         matched=len(places.pairs),
         total=len(names.pairs),
+        outside=len(places.outside),
         targets=target_counts(weights.modules) | ({"embed_tokens": 1} if weights.embedding else {}),
         bytes=weights.nbytes,
         rslora=settings.rslora,
@@ -64,8 +67,9 @@ def _notes(file: AdapterFile, weights: AdapterWeights, places: Places, names: Te
         notes.append(CHANGES_NOTHING)
     notes += acting_notes(weights)
     notes += _whole_notes(file, weights, places, facts)
+    notes += _outside_notes(places, len(names.pairs))
     if isinstance(file.settings.targets, tuple) and file.settings.targets:
-        notes += _target_notes((*file.settings.targets, *file.settings.parameters), [pair.path for pair in names.pairs])
+        notes += _missing_notes((*file.settings.targets, *file.settings.parameters), [pair.path for pair in names.pairs])
     return notes
 
 
@@ -94,17 +98,22 @@ def _whole_notes(file: AdapterFile, weights: AdapterWeights, places: Places, fac
     return notes
 
 
-def _target_notes(targets: Sequence[str], paths: Sequence[str]) -> list[str]:
-    """Where `target_modules` and the tensors of the file disagree; the file decides."""
+def _outside_notes(places: Places, total: int) -> list[str]:
+    """What of the file does not act because of the config, by field."""
     notes = []
-    missing = [target for target in targets if not any(_is_target(path, target) for path in paths)]
-    if missing:
-        notes.append("target_modules lists " + ", ".join(map(show, sorted(missing)[:8])) + ", missing from the file: nothing acts there")
-    extra = sorted({path.rsplit(".", 1)[-1] for path in paths if not any(_is_target(path, target) for target in targets)})
-    if extra:
-        notes.append("the file also has " + ", ".join(map(show, extra[:8])) + ", which target_modules does not list: applied")
+    for field in dict.fromkeys(places.outside.values()):
+        paths = [path for path, cause in places.outside.items() if cause == field]
+        more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
+        notes.append(f"{field} leaves out {len(paths)} of the {total} modules of the file: as in PEFT they do not act: "
+                     + ", ".join(show(path, 160) for path in paths[:MOST_NAMED]) + more)
+    whole = list(places.passed_over.items())
+    notes += [f"tensor {show(name, 160)} does not act, as in PEFT: {why}" for name, why in whole[:MOST_NAMED]]
+    if len(whole) > MOST_NAMED:
+        notes.append(f"{len(whole) - MOST_NAMED} more whole tensors do not act, as in PEFT")
     return notes
 
 
-def _is_target(path: str, target: str) -> bool:
-    return path == target or path.endswith("." + target) or f"{path}.weight".endswith("." + target)
+def _missing_notes(targets: Sequence[str], paths: Sequence[str]) -> list[str]:
+    held = {end for path in paths for name in (path, f"{path}.weight") for end in ends(name)}
+    missing = [target for target in targets if target not in held]
+    return ["target_modules lists " + ", ".join(map(show, sorted(missing)[:8])) + ", missing from the file: nothing acts there"] if missing else []

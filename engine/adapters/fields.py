@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 Verdict = Literal["honoured", "irrelevant", "refused"]
@@ -29,7 +30,7 @@ class FieldVerdict(NamedTuple):
 
 
 _OF_INIT = "a parameter of the initialisation that init_lora_weights names"
-_TENSORS = "the file holds tensors for the modules it chose, and no others"
+_OUTSIDE = "what the file holds for other modules does not act, and is named"
 
 FIELDS: dict[str, Field] = {
     "peft_type": Field("honoured", "LORA; another method is refused by its name"),
@@ -41,14 +42,14 @@ FIELDS: dict[str, Field] = {
     "use_dora": Field("honoured", "rows are brought to the lengths of the magnitude vectors, at any scale"),
     "lora_bias": Field("honoured", "the bias of lora_B is added, scaled"),
     "bias": Field("honoured", "trained biases in the file stand in the place of the base's"),
-    "modules_to_save": Field("honoured", "whole embed_tokens, lm_head and norms; a whole linear or another head is refused by its name"),
+    "modules_to_save": Field("honoured", "whole embed_tokens, lm_head and norms, beside which no LoRA acts; a whole linear or another head is refused by its name"),
     "trainable_token_indices": Field("honoured", "trained rows of embed_tokens and lm_head; a tied head gets those of the embedding"),
     "target_parameters": Field("honoured", "the weight of a linear is as a target module; a mixture of experts is refused by its shape"),
     "alora_invocation_tokens": Field("honoured", "acts from the first token of the last occurrence in the prompt"),
-    "target_modules": Field("honoured", f"a list, a regular expression or all-linear: {_TENSORS}"),
-    "exclude_modules": Field("honoured", _TENSORS),
-    "layers_to_transform": Field("honoured", _TENSORS),
-    "layers_pattern": Field("honoured", _TENSORS),
+    "target_modules": Field("honoured", f"a list, a regular expression or all-linear, as PEFT matches them: {_OUTSIDE}"),
+    "exclude_modules": Field("honoured", f"a list or a regular expression: {_OUTSIDE}"),
+    "layers_to_transform": Field("honoured", f"layers of modules that target_modules names by their ends: {_OUTSIDE}"),
+    "layers_pattern": Field("honoured", "the names of the list of layers that layers_to_transform counts in"),
     "layer_replication": Field("honoured", "accepted where it repeats no layer; a stack with repeated layers is another base, refused"),
     "fan_in_fan_out": Field("honoured", "for transposed weights; PEFT itself sets it to false for the linears of these bases"),
     "ensure_weight_tying": Field("honoured", "embedding and tied head change alike; the file holds both, or one that stands for both"),
@@ -77,6 +78,12 @@ FIELDS: dict[str, Field] = {
 }
 """the fields of peft.LoraConfig"""
 
+OLDER: dict[str, Field] = {
+    "invocation_string": Field("refused", "an aLoRA's invocation as text, from before PEFT had aLoRA: PEFT's field is alora_invocation_tokens, "
+                                          "put the token ids of the text there in its place; or remove it, load the file as a plain LoRA and "
+                                          "set the invocation in the bench", ("",)),
+}
+"""fields of what wrote adapters before peft.LoraConfig had the like"""
 UNKNOWN = Field("refused", "a field that is not known here, perhaps of a newer PEFT", (False, [], {}, ""))
 
 _CHANGED_BASE = "which changes the base too: the file holds a part of what was trained; convert it with PEFT's save_pretrained(" \
@@ -90,6 +97,10 @@ _INITS: dict[str, str] = {
 """values of init_lora_weights -> why it is refused, "" for those whose file holds all that was trained"""
 
 
+_ALORA = "an aLoRA from before PEFT had it; PEFT's aLoRA has peft_type LORA and the token ids of its invocation in alora_invocation_tokens: set " \
+    "both, and remove invocation_string"
+
+
 def field_table() -> list[tuple[str, Verdict, str]]:
     """(field, verdict, reason) of every field of peft.LoraConfig, for the documentation."""
     return [(name, field.verdict, field.reason) for name, field in FIELDS.items()]
@@ -97,16 +108,21 @@ def field_table() -> list[tuple[str, Verdict, str]]:
 
 def verdicts(config: Mapping[str, Any]) -> list[FieldVerdict]:
     """What is done with each field of `config`, in its order; "refused" only where this value is."""
-    return [_verdict(name, value) for name, value in config.items()]
+    return [_verdict(name, value, config) for name, value in config.items()]
 
 
-def refusal(name: str, value: Any) -> str:
-    """Why `value` of the field `name` cannot be honoured; "" when it can, or leaves the adapter's meaning as it is."""
+def refusal(name: str, value: Any, beside: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Why `value` of the field `name` cannot be honoured; "" when it can, or leaves the adapter's meaning as it is.
+
+    `beside` has the other fields of the config.
+    """
+    if name == "invocation_string" and beside.get("alora_invocation_tokens"):
+        return ""
     if name == "peft_type":
-        return "" if value == "LORA" else f"another method than LoRA: only LORA is read, not {shown(value)}"
+        return "" if value == "LORA" else _ALORA if value == "ALORA" else f"another method than LoRA: only LORA is read, not {shown(value)}"
     if name == "init_lora_weights":
         return _init_refusal(value)
-    field = FIELDS.get(name, UNKNOWN)
+    field = (FIELDS | OLDER).get(name, UNKNOWN)
     if field.verdict != "refused" or value is None:
         return ""
     # types count: the text "false" is not False
@@ -119,8 +135,8 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:80] + "…"
 
 
-def _verdict(name: str, value: Any) -> FieldVerdict:
-    why, field = refusal(name, value), FIELDS.get(name, UNKNOWN)
+def _verdict(name: str, value: Any, config: Mapping[str, Any]) -> FieldVerdict:
+    why, field = refusal(name, value, config), (FIELDS | OLDER).get(name, UNKNOWN)
     if why:
         return FieldVerdict(name, shown(value), "refused", why)
     if field.verdict == "refused":

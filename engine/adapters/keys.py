@@ -51,10 +51,15 @@ class PairNames:
 
 @dataclass(frozen=True, slots=True)
 class WholeName:
-    """A tensor that stands in the place of one of the base; `copy`: saved as the base had it when PEFT wrapped it."""
+    """A tensor that stands in the place of one of the base.
+
+    `module`: path of its module. `copy`: saved as the base's own below what PEFT wrapped it in. `saved`: its name says modules_to_save.
+    """
 
     name: str
+    module: str = ""
     copy: bool = False
+    saved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +88,9 @@ def sort_names(names: Iterable[str], file: Path) -> TensorNames:
     for name in sorted(names):
         kind, path, end = _parse(name, file)
         if kind in ("copy", "whole"):
-            _put(whole, f"{path}.{end}", WholeName(name, kind == "copy"), name, file)
+            _put(whole, f"{path}.{end}", WholeName(name, path, copy=kind == "copy"), name, file)
         elif kind == "saved":
-            _put(saved, f"{path}.{end}", WholeName(name), name, file)
+            _put(saved, f"{path}.{end}", WholeName(name, path, saved=True), name, file)
         elif kind == "rows":
             _put(rows, path, name, name, file)
         elif kind == "unused":

@@ -19,6 +19,7 @@ from .match import Places, match
 from .scales import effective_scales, pattern_notes
 from .tensors import Advance, TensorSource, open_tensors
 from .vocabulary import shared_with_head, token_rows
+from .where import within
 
 
 def load_adapter(file: AdapterFile, facts: ModelFacts, name: str, advance: Advance = lambda count: None) -> Adapter:
@@ -30,7 +31,7 @@ def load_adapter(file: AdapterFile, facts: ModelFacts, name: str, advance: Advan
     names = file.names if file.names is not None else sort_names(source.names, file.weights_path)
     if file.format == GGUF:
         names = canonical(names, file.architecture, facts, file.weights_path)
-    places = shared_with_head(match(names, facts, file.weights_path), facts, file.settings)
+    places = shared_with_head(within(match(names, facts, file.weights_path), facts, file), facts, file.settings)
     check_settings(file, places, facts)
     check_whole(file, places, source.shapes, facts)
     vocab = vocabulary_rows(places, source.shapes, facts)

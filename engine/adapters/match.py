@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..models.facts import ModelFacts, module_shapes, tensor_shapes
+from ..models.names import usual_name
 from ..weights.files import show
 from .errors import AdapterError
 from .fused import other_shapes
@@ -31,6 +32,10 @@ class Places:
     """"embed_tokens" / "lm_head" -> tensor of trained rows"""
     unmatched: tuple[str, ...]
     """paths of what is not in the base, in a layer it has"""
+    outside: Mapping[str, str] = field(default_factory=dict)
+    """path of a LoRA that the config leaves out -> the field that does"""
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    """whole tensor that PEFT would not use with this config -> why"""
 
     @property
     def pairs(self) -> dict[str, PairNames]:
@@ -74,7 +79,7 @@ class _Finder:
         paths: dict[str, str] = {}
         unmatched = []
         for path, item in items.items():
-            name = _ending(path, known)
+            name = ending(path, known)
             if name is None:
                 self._refuse_layer_beyond(path)
                 unmatched.append(path)
@@ -92,9 +97,9 @@ class _Finder:
                                f"layers.{self.facts.layers - 1}; load the base that it was trained on")
 
 
-def _ending(path: str, known: Iterable[str]) -> str | None:
+def ending(path: str, known: Iterable[str]) -> str | None:
     """The longest of `known` that is `path` or ends it after a dot; None also for the vision or audio part of a model."""
-    parts = path.split(".")
+    parts = usual_name(path).split(".")
     for start in range(len(parts) if len(parts) <= 64 else 0):
         name = ".".join(parts[start:])
         if name in known:
@@ -114,9 +119,9 @@ def _refuse_whole(path: str, name: str, facts: ModelFacts, file: Path) -> None:
         return
     module, _, end = path.rpartition(".")
     what = "has no place in the base, perhaps as a head for another task (modules_to_save)"
-    if end == "bias" and _ending(module, module_shapes(facts)):
+    if end == "bias" and ending(module, module_shapes(facts)):
         what = "is a trained bias of a module that has none in the base"
-    elif _ending(module, other_shapes(facts)):
+    elif ending(module, other_shapes(facts)):
         what = "is a whole linear that the base has fused or split (modules_to_save)"
     raise AdapterError(f"{file}: tensor {show(name, 160)} {what}; without it the adapter would act otherwise than trained, so it is not loaded")
 

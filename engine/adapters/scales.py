@@ -8,13 +8,13 @@ from .config import LoraSettings
 from .errors import AdapterError
 from .file import AdapterFile
 from .keys import PairNames
-from .patterns import lookup, overlap
+from .patterns import ends_in, lookup, overlap
 
 
 def effective_scales(file: AdapterFile, pairs: Mapping[str, PairNames], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
     """Effective scale by the keys of `pairs`. Raises AdapterError when a rank in the file is not what the config says."""
     settings = file.settings
-    paths = [_pattern_path(pair.path, settings) for pair in pairs.values()]
+    paths = _pattern_paths(pairs, settings)
     ranks = lookup(settings.rank_pattern, paths, settings.r, f"{file.config_path}: rank_pattern")
     alphas = lookup(settings.alpha_pattern, paths, settings.alpha, f"{file.config_path}: alpha_pattern")
     scalings = {}
@@ -25,7 +25,7 @@ def effective_scales(file: AdapterFile, pairs: Mapping[str, PairNames], shapes: 
 
 def pattern_notes(file: AdapterFile, pairs: Mapping[str, PairNames]) -> list[str]:
     """Ranks are proved by the tensors; an alpha for which two patterns compete is not."""
-    paths = [_pattern_path(pair.path, file.settings) for pair in pairs.values()]
+    paths = _pattern_paths(pairs, file.settings)
     found = overlap(file.settings.alpha_pattern, paths, f"{file.config_path}: alpha_pattern")
     if found is None:
         return []
@@ -34,10 +34,10 @@ def pattern_notes(file: AdapterFile, pairs: Mapping[str, PairNames]) -> list[str
             "PEFT sorts patterns when it saves them, so training may have used the other"]
 
 
-def _pattern_path(path: str, settings: LoraSettings) -> str:
-    """What PEFT matches patterns with: the name of the module, or of the parameter where target_parameters chose it."""
-    parameter = f"{path}.weight"
-    return parameter if any(parameter == name or parameter.endswith(f".{name}") for name in settings.parameters) else path
+def _pattern_paths(pairs: Mapping[str, PairNames], settings: LoraSettings) -> list[str]:
+    """What PEFT matches patterns with: the name of a module, or of the parameter where target_parameters chose it."""
+    parameters = frozenset(settings.parameters)
+    return [f"{pair.path}.weight" if ends_in(f"{pair.path}.weight", parameters) else pair.path for pair in pairs.values()]
 
 
 def _rank(file: AdapterFile, pair: PairNames, expected: int | None, shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,10 @@ def open_single(path: Path) -> AdapterFile:
 def _settings(metadata: Mapping[str, str], path: Path) -> LoraSettings:
     for key in CONFIG_KEYS:
         if metadata.get(key, "").lstrip().startswith("{") and len(metadata[key]) <= MAX_CONFIG_BYTES:
-            return parse_settings({"peft_type": "LORA"} | _object(metadata[key], key, path), path)
+            config = {"peft_type": "LORA"} | _object(metadata[key], key, path)
+            settings = parse_settings(config, path)
+            # PEFT reads no such file: its default for a config without target_modules is not meant
+            return replace(settings, by_config=settings.targets is not None)
     alpha = _number(metadata, ALPHA_KEYS, path)
     if alpha is None:
         raise AdapterError(f"{path}: nothing says alpha, without which the scale is not known: there is no {CONFIG} beside it, and its metadata "
@@ -48,7 +52,7 @@ def _settings(metadata: Mapping[str, str], path: Path) -> LoraSettings:
 
 def _object(text: str, key: str, path: Path) -> dict[str, Any]:
     try:
-        return parse_json_object(text.encode(), path)
+        return parse_json_object(text.encode("utf-8", "surrogatepass"), path)
     except FormatError as error:
         raise AdapterError(f"{path}: the metadata {show(key)} cannot be read as a config: {error}") from None
 

@@ -66,6 +66,8 @@ class AdapterInfo(Struct):
     invocation_tokens: tuple[int, ...] = ()
     unmatched: tuple[str, ...] = ()
     """the first of the modules of the file that have no place in the base, as the file names them"""
+    outside: int = 0
+    """modules of the file that its config leaves out, so that they do not act"""
     dora: bool = False
     replaced: tuple[str, ...] = ()
     """tensors of the base that whole tensors of the file stand for, by canonical name"""
