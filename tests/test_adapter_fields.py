@@ -189,7 +189,7 @@ def test_a_changed_base_is_refused_until_it_is_converted(seed: int, tmp_path: Pa
     (PLAIN, {}, lambda t: t.update({"base_model.model.model.layers.0.self_attn.k_proj.bias": torch.ones(12)}), "bias of a module that has none"),
     (PLAIN, {}, lambda t: t.update({"base_model.model.model.layers.1.mlp.norm.weight": torch.ones(24)}), "has no place in the base"),
     (PLAIN, {"modules_to_save": NORMS}, lambda t: t.update({k: v[:-1] for k, v in t.items() if "norm" in k}), "norm.*shape mismatch"),
-    (PLAIN, {"modules_to_save": ["embed_tokens"]}, lambda t: t.update({k: v[:-1] for k, v in t.items() if "embed" in k}), "49 rows, fewer"),
+    (PLAIN, {"modules_to_save": ["embed_tokens"]}, lambda t: t.update({k: v[:-1] for k, v in t.items() if "embed" in k}), "49 rows, fewer than the 50 tokens"),
     (PLAIN, {"modules_to_save": BOTH}, lambda t: t.update({k: torch.cat([v, v[:1]]) for k, v in t.items() if "embed" in k}),
      "50 and 51 rows; they are of two"),
     (PLAIN, {"trainable_token_indices": [3, 4]}, lambda t: t.update({k: v[:1] for k, v in t.items() if "token_adapter" in k}), "names 2 tokens"),
