@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from .target import find_target, target_names
+from .target import target_names
 from .worker import CLOCK, replay
 
 HANG_SECONDS = 20.0
@@ -49,6 +49,15 @@ def fuzz(name: str, seconds: float, seed: int, out: Path, executions: int = 1 <<
     return total | {"seconds": round(time.monotonic() - began, 1)}
 
 
+def worker_command(names: list[str], out: Path, seed: int, seconds: float, executions: int) -> list[str]:
+    return [sys.executable, "-m", "fuzz.worker", ",".join(names), str(out.resolve()), str(seed), str(seconds), str(executions)]
+
+
+def worker_environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RUST_BACKTRACE": "0"}
+
+
 class _Process:
     """A worker under watch."""
 
@@ -56,11 +65,9 @@ class _Process:
         self._folder, self._findings, self._counts, self._began = folder, findings, {}, 0.0
         (folder / "clock").write_bytes(bytes(CLOCK.size))
         self._log = (folder / "stderr").open("ab")
-        path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RUST_BACKTRACE": "0"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fuzz.worker", name, str(folder.resolve()), str(seed), str(seconds), str(executions)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, env=environment, start_new_session=True)
+            worker_command([name], folder.parent, seed, seconds, executions),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, env=worker_environment(), start_new_session=True)
 
     def watch(self) -> tuple[dict[str, float], str]:
         """The worker's last counts, and how an input ended it ("" when it ended by itself)."""
@@ -161,6 +168,3 @@ def _all(names: list[str], arguments: argparse.Namespace) -> int:
         summary = dict(pool.map(one, names))
     (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return int(any(figures["findings"] for figures in summary.values()))
-
-
-__all__ = ["find_target", "fuzz", "main"]

@@ -44,16 +44,20 @@ class Counts:
 
 @dataclass
 class Worker:
-    target: Target
+    """Works on one target in `folder`; `coverage` may be shared by several, one after the other."""
+
+    name: str
     folder: Path
     seed: int
+    coverage: Coverage
+    target: Target = field(init=False)
     random: Random = field(init=False)
     counts: Counts = field(default_factory=Counts)
     seen: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.target = find_target(self.name)
         self.random = Random(self.seed)
-        self._coverage = Coverage(Path(PRODUCT))
         inputs = self.folder / "inputs"
         inputs.mkdir(parents=True, exist_ok=True)
         self._inputs = inputs
@@ -90,7 +94,7 @@ class Worker:
         fault = self._try(data)
         if fault:
             self._report(fault, data)
-        elif keep and self._coverage.found and len(data) < 1 << 20:
+        elif keep and self.coverage.found and len(data) < 1 << 20:
             corpus.append(data)
             (self.folder / "corpus" / hashlib.sha1(data).hexdigest()[:16]).write_bytes(data)
         if time.monotonic() - self._told > TELL_SECONDS:
@@ -121,7 +125,7 @@ class Worker:
         began = time.monotonic()
         CLOCK.pack_into(self._clock, 0, began, self.counts.executions)
         try:
-            with self._coverage:
+            with self.coverage:
                 self._run(data)
             self._accepted = True
             fault = ""
@@ -147,7 +151,7 @@ class Worker:
             name = hashlib.sha1(data).hexdigest()[:12]
             (self.folder / "findings").mkdir(exist_ok=True)
             (self.folder / "findings" / name).write_bytes(data)
-        print(json.dumps({"finding": kind, "fault": fault, "file": name, "seed": self.seed, "execution": self.counts.executions}), flush=True)
+        print(json.dumps({"target": self.name, "finding": kind, "fault": fault, "file": name, "seed": self.seed, "execution": self.counts.executions}), flush=True)
 
     def _smaller(self, data: bytes, fault: str) -> bytes:
         """A shorter input with the same exception at the same place, as far as a few seconds go."""
@@ -170,8 +174,8 @@ class Worker:
 
     def _tell(self, corpus: list[bytes]) -> None:
         self._told = time.monotonic()
-        self.counts.lines, self.counts.corpus, self.counts.rss_mb = self._coverage.lines, len(corpus), _rss_mb()
-        print(json.dumps({"counts": asdict(self.counts)}), flush=True)
+        self.counts.lines, self.counts.corpus, self.counts.rss_mb = self.coverage.lines, len(corpus), _rss_mb()
+        print(json.dumps({"target": self.name, "counts": asdict(self.counts)}), flush=True)
 
 
 def _where(error: BaseException) -> str:
@@ -205,16 +209,19 @@ def _limit_address_space() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def main(name: str, folder: str, seed: str, seconds: str, executions: str) -> None:
+def main(names: str, out: str, seed: str, seconds: str, executions: str) -> None:
+    """The targets of the comma-separated `names`, one after the other, each in a folder of its name."""
     import torch
 
     torch.set_num_threads(1)
-    Worker(find_target(name), Path(folder), int(seed)).work(float(seconds), int(executions))
+    coverage = Coverage(Path(PRODUCT))
+    for name in names.split(","):
+        Worker(name, Path(out) / name, int(seed), coverage).work(float(seconds), int(executions))
 
 
 def replay(name: str, folder: Path, data: bytes) -> str:
     """Try one input here; its fault, or what happened."""
-    worker = Worker(find_target(name), folder, 0)
+    worker = Worker(name, folder, 0, Coverage(Path(PRODUCT)))
     fault = worker._try(data)
     return fault or ("accepted" if worker.counts.accepted else "refused, with a good message")
 
