@@ -13,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 from peft_files import BIASED, PLAIN, TIED, acted, compare, edit, llama, logits, trained
 from torch import Tensor
 
+from lora_bench.engine.adapters.config import parse_settings
 from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.adapters.fields import FIELDS, field_table, refusal, verdicts
 from lora_bench.engine.adapters.load import load_adapter
@@ -216,3 +217,10 @@ def test_rows_without_their_tokens_and_magnitudes_without_the_flag_are_refused(s
         load_adapter(open_adapter(edit(tmp_path / "dora", use_dora=False)), PLAIN, "it")
     with pytest.raises(AdapterError, match="is for the token 60"):
         load_adapter(open_adapter(edit(tmp_path / "rows", trainable_token_indices=[60, 2])), PLAIN, "it")
+
+
+def test_configs_of_the_first_peft() -> None:
+    written = {"peft_type": "LORA", "r": 8, "lora_alpha": 16.0, "target_modules": ["q_proj"], "enable_lora": None, "merge_weights": True}
+    assert parse_settings(written, Path("adapter_config.json")).scaling(16.0, 8) == 2
+    with pytest.raises(AdapterError, match=".enable_lora. is \\[true, false, true\\]: LoRA on parts of a matrix"):
+        parse_settings(written | {"enable_lora": [True, False, True]}, Path("adapter_config.json"))

@@ -88,6 +88,8 @@ def _whole_notes(file: AdapterFile, weights: AdapterWeights, places: Places, fac
     copies = sorted({place for place, whole in places.whole.items() if whole.copy and not place.endswith(".bias")})
     if copies:
         notes.append(f"holds its own copy of {' and '.join(copies)}: it stands in the place of the loaded base's")
+    if file.settings.invocation and places.whole:
+        notes.append("what it holds whole acts from its invocation on, as all of it: PEFT would put that in the base's place before it too")
     if file.settings.bias != "none" and not any(place.endswith(".bias") for place in weights.replaced):
         notes.append(f"bias is {file.settings.bias!r} but the file holds no biases: there are none to change")
     added = weights.vocab_rows(facts.vocab) - facts.vocab

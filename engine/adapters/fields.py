@@ -79,6 +79,8 @@ FIELDS: dict[str, Field] = {
 """the fields of peft.LoraConfig"""
 
 OLDER: dict[str, Field] = {
+    "merge_weights": Field("irrelevant", "whether the first PEFT merged the deltas into the base to evaluate"),
+    "enable_lora": Field("refused", "LoRA on parts of a matrix in the layout of the first PEFT", ([],)),
     "invocation_string": Field("refused", "an aLoRA's invocation as text, from before PEFT had aLoRA: PEFT's field is alora_invocation_tokens, "
                                           "put the token ids of the text there in its place; or remove it, load the file as a plain LoRA and "
                                           "set the invocation in the bench", ("",)),

@@ -25,12 +25,34 @@ def check_settings(file: AdapterFile, places: Places, facts: ModelFacts) -> None
         _check_part(file, pair, "use_dora", settings.dora, pair.magnitude, "magnitude vector (lora_magnitude_vector)")
         if not pair.embedding:
             _check_part(file, pair, "lora_bias", settings.lora_bias, pair.bias, "bias of lora_B")
+    if settings.invocation and settings.by_config:
+        _check_waiting(file, places)
+    _check_wrapped_twice(file, places, facts)
     held = [path.rpartition(".")[0] for path in (*places.whole, *places.unmatched)]
     for name in settings.saved:
         # PEFT takes every module whose name ends so, with all that is inside
         if not any(f"{name}." in f"{module}." or name.endswith(f".{module}") for module in held):
             raise AdapterError(f"{file.weights_path}: modules_to_save lists {show(name)}, which the file does not hold; it is incomplete, "
                                "save or download it again")
+
+
+def _check_waiting(file: AdapterFile, places: Places) -> None:
+    """PEFT's aLoRA waits for its invocation with the LoRA of linears; what is trained whole beside it acts from the first token on."""
+    trained = [whole.name for whole in places.whole.values()
+               if not whole.copy and (whole.module.rpartition(".")[2] not in TOKEN_MODULES or any(map(whole.module.endswith, file.settings.saved)))]
+    for name in (*trained, *places.rows.values()):
+        raise AdapterError(f"{file.config_path}: alora_invocation_tokens beside the trained tensor {show(name, 160)}: in PEFT that acts before the "
+                           "invocation too, here an adapter acts from its invocation on; not loaded, train it without modules_to_save, bias "
+                           "and trainable_token_indices")
+
+
+def _check_wrapped_twice(file: AdapterFile, places: Places, facts: ModelFacts) -> None:
+    saved = {module for module in TOKEN_MODULES if any(name.rpartition(".")[2] == module for name in file.settings.saved)}
+    if saved and facts.tied and file.settings.tying:
+        saved = {*TOKEN_MODULES}
+    if both := sorted(saved & places.rows.keys()):
+        raise AdapterError(f"{file.config_path}: modules_to_save and trainable_token_indices both act on {both[0]}, which PEFT saves and cannot "
+                           "run; train one of them")
 
 
 def _repeats(replication: tuple[tuple[int, int], ...], layers: int) -> bool:

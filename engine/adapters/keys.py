@@ -111,7 +111,8 @@ def _parse(name: str, file: Path) -> tuple[str, str, str]:
         if match := pattern.fullmatch(name):
             path = _WRAPPERS.sub("", match["path"])
             path = path.partition(PREFIX)[2] or path
-            return kind, path.removesuffix(".base_layer"), match.groupdict().get("end", "")
+            # a module may be wrapped twice: trained rows of tokens around what modules_to_save names
+            return kind, path.removesuffix(".base_layer").removesuffix(".token_adapter"), match.groupdict().get("end", "")
     raise AdapterError(f"{file}: tensor {show(name, 160)} is neither lora_A nor lora_B of a module, nor any other that PEFT saves with a "
                        "LoRA; without it the adapter would act otherwise than trained, so it is not loaded")
 

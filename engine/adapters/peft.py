@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 
 from ..weights.entry import TensorEntry
@@ -19,6 +20,11 @@ CONFIG = "adapter_config.json"
 SAFETENSORS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 FLOATS = ("F32", "F16", "BF16", "F64")
+MAX_ENTRIES = 10_000
+"""of a folder that are looked at"""
+_WEIGHTS = re.compile(r"\.(?:safetensors|bin|pt|pth)\Z")
+_KNOWN = re.compile(r"adapter_model|optimizer|scheduler|scaler|rng_state|random_states|training_args|trainer_state|\.")
+"""how the names begin of the adapter itself and of what a trainer leaves to go on from"""
 _SHARD = re.compile(r"adapter_model-(\d{5})-of-(\d{5})\.safetensors")
 
 
@@ -33,6 +39,7 @@ def open_peft(given: Path, folder: Path, weights: Path | None = None) -> Adapter
         weights = _weights_in(folder)
         if weights.name == SAFETENSORS and os.path.lexists(folder / PICKLE):
             notes.append(f"{SAFETENSORS} is used; {PICKLE} beside it is not read")
+    notes += _unread(folder, weights.name)
     tokenizer = folder / "tokenizer.json"
     beside = {"card": read_card(folder), "tokenizer_json": tokenizer if tokenizer.is_file() else None}
     if weights.suffix == ".safetensors":
@@ -60,6 +67,17 @@ def what_else(folder: Path) -> str:
         return " (it looks like a base model: load it as the base)"
     ggufs = sorted(path.name for path in folder.glob("*.gguf")) if folder.is_dir() else []
     return f" (it holds {show(ggufs[0])}: give that file)" if ggufs else ""
+
+
+def _unread(folder: Path, weights: str) -> list[str]:
+    """A note of what else in the folder looks like trained weights; the state of a trainer and the adapter in another form do not."""
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in islice(entries, MAX_ENTRIES) if _WEIGHTS.search(entry.name) and not _KNOWN.match(entry.name))
+    if not names:
+        return []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [f"{', '.join(show(name, 80) for name in names[:3])}{more} beside {weights}: not read, as PEFT does not; what was trained is missing "
+            "if it is there"]
 
 
 def _weights_in(folder: Path) -> Path:
