@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .base_fused import split_shared_mlp
 from .base_parts import TURN_END_TEXTS, TURN_MARKS, BaseFile, TokenizerSource, pick_tensors, token_id, type_histogram
 from .base_wrapped import is_wrapped, language_config, language_tensors
 from .hub_cache import cache_name
@@ -36,7 +37,7 @@ def read_folder_base(folder: Path) -> BaseFile:
     if facts.tied and "lm_head.weight" in found:
         facts = replace(facts, tied=False)
         notes.append("tie_word_embeddings is true, but the file has an lm_head.weight: it is used, beside the embedding")
-    tensors = pick_tensors(facts, found, config_name, weights.path, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
+    tensors = pick_tensors(facts, split_shared_mlp(facts, found), config_name, weights.path, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
     tokenizer, added = folder_tokenizer(folder, config, facts.vocab)
     notes += filter(None, [rowless_note(tokenizer.rowless)])
     return BaseFile(

@@ -22,6 +22,8 @@ from lora_bench.engine.weights.files import FormatError
 
 SIZES = {"hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2,
          "vocab_size": 50}
+DENSE = {"granitemoehybrid": {"layer_types": ["attention"] * 4, "num_local_experts": 0, "shared_intermediate_size": 40}}
+"""what makes a model of the kinds that others are too"""
 PATH = Path("config.json")
 
 
@@ -76,8 +78,8 @@ def test_only_some_gguf_files_hold_rows_in_another_order() -> None:
     assert (permuted_heads(llama, "layers.0.self_attn.q_proj"), permuted_heads(llama, "layers.0.self_attn.k_proj")) == (6, 2)
     assert permuted_heads(llama, "layers.0.self_attn.v_proj") is None and permuted_heads(llama, "self_attn.k_proj") == 2
     assert permuted_heads(phi3, "layers.0.self_attn.qkv_proj") is None
-    kinds = {kind for kind in ARCHITECTURES_CONFIG if permuted_heads(_facts(kind), "self_attn.q_proj")}
-    assert kinds == {"llama", "mistral", "ministral", "granite", "smollm3"}
+    kinds = {kind for kind in ARCHITECTURES_CONFIG if permuted_heads(_facts(kind, **DENSE.get(kind, {})), "self_attn.q_proj")}
+    assert kinds == {"llama", "mistral", "ministral", "granite", "granitemoehybrid", "smollm3"}
 
 
 @pytest.mark.parametrize("name, said", [
@@ -114,6 +116,10 @@ def test_inspect_says_what_tells_a_model_from_a_plain_llama(name: str, said: dic
     ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "one object for full_attention"),
     ("granite", {"logits_scaling": 0}, "logits_scaling"), ("granite", {"residual_multiplier": "x"}, "number is expected"),
     ("phi3", {"partial_rotary_factor": 2.0}, "partial_rotary_factor"), ("phi3", {"partial_rotary_factor": 0.4}, "even number"),
+    ("granitemoehybrid", {"layer_types": ["mamba"] * 3 + ["attention"]}, "attention in each of 4 layers is expected: the hybrids"),
+    ("granitemoehybrid", {"num_local_experts": 62}, "mixtures of experts are not supported"),
+    ("granitemoehybrid", {"layer_types": ["attention"] * 4}, "num_local_experts is 8, only 0"),
+    ("granitemoehybrid", {"layer_types": ["attention"] * 4, "num_local_experts": 0, "mlp_bias": True}, "mlp_bias is True, only False"),
     ("smollm3", {"no_rope_layers": [1, 0]}, "each of 4 layers"), ("smollm3", {"no_rope_layer_interval": 0}, "interval"),
     ("olmo2", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
 ])
@@ -127,7 +133,7 @@ def test_configs_that_mean_something_else_are_refused(kind: str, fields: dict, w
     ("qwen2", {"attention.sliding_window": 8}, "sliding_window is 8"),
     ("gemma3", {"attn_logit_softcapping": 3.0}, "attn_logit_softcapping"),
     ("gemma2", {"attention.sliding_window_pattern": [True, False]}, "each of 3 layers"),
-    ("granite", {"rope.scaling.finetuned": False}, "without RoPE"),
+    
     ("qwen3", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
     ("qwen2", {"rope.dimension_count": 2}, "only equal ones"), ("phi3", {"rope.dimension_count": 3}, "even number"),
     ("llama", {"attention.causal": False}, "causal"), ("olmo2", {"embedding_scale": 2.0}, "embedding_scale is 2.0"),
@@ -183,7 +189,7 @@ def test_any_value_of_any_field_gives_facts_or_a_sentence(kind: str, seed: int) 
 
 def _facts_or_a_sentence(kind: str, fields: dict[str, Any]) -> None:
     try:
-        ARCHITECTURES_CONFIG[kind](SIZES | {"model_type": kind} | fields, PATH)
+        ARCHITECTURES_CONFIG[kind](SIZES | {"model_type": kind} | DENSE.get(kind, {}) | fields, PATH)
     except FormatError as error:
         assert str(error).isprintable() and str(error).startswith("config.json: ")
 

@@ -68,6 +68,11 @@ def test_gguf_files_of_the_same_weights_do_too(name: str, tmp_path: Path, seed: 
     _compare(save_gguf(model, name, tmp_path / "m.gguf", TINY_TOKENS), model)
 
 
+def test_a_gguf_of_a_granite_without_rope(tmp_path: Path, seed: int) -> None:
+    model = make_model("granitemoehybrid", position_embedding_type=None)
+    _compare(save_gguf(model, "granitemoehybrid", tmp_path / "m.gguf", TINY_TOKENS, {"rope.scaling.finetuned": False}), model)
+
+
 @pytest.mark.parametrize("name, changes", [("llama", {"attention_bias": True}), ("qwen2", {}), ("qwen3", {})])
 def test_gguf_files_with_q_k_and_v_in_one_tensor(name: str, changes: dict, tmp_path: Path, seed: int) -> None:
     model = make_model(name, **changes)
@@ -77,7 +82,8 @@ def test_gguf_files_with_q_k_and_v_in_one_tensor(name: str, changes: dict, tmp_p
 
 def test_every_architecture_that_is_offered_is_compared() -> None:
     assert {*ARCHITECTURES_CONFIG} == {"gemma3_text" if name == "gemma3" else name for name in CONFIGS}
-    assert {*ARCHITECTURES_GGUF} == {*CONFIGS} - {"mistral", "ministral"} | {"mistral3"} and {*WRAPPED.values()} <= {*ARCHITECTURES_CONFIG}
+    assert {*ARCHITECTURES_GGUF} == {*CONFIGS} - {"mistral", "ministral", "granitemoehybrid"} | {"mistral3"}
+    assert {*WRAPPED.values()} <= {*ARCHITECTURES_CONFIG}
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -97,6 +103,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite without multipliers": ("granite", {
         "attention_multiplier": 0.5, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "attention_bias": True,
         "mlp_bias": True, "tie_word_embeddings": True}),
+    "granitemoehybrid without RoPE": ("granitemoehybrid", {"position_embedding_type": None, "attention_bias": True}),
     "phi3 without a window": ("phi3", {"sliding_window": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
     "smollm3 with layers of its choice": ("smollm3", {
         "no_rope_layers": [0, 1, 1, 0, 1], "use_sliding_window": True, "sliding_window": 7, "tie_word_embeddings": False}),

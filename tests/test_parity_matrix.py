@@ -19,7 +19,11 @@ from lora_bench.engine.weights.load import load_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT's advice on configs that are random on purpose
 SPLIT = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+LINEARS = {
+    "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+    "granitemoehybrid": ["q_proj", "k_proj", "v_proj", "o_proj", "input_linear", "output_linear"],
+}
+"""of the architectures that have not those of SPLIT"""
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"target_modules": "some"},
     "rslora": {"target_modules": "all-linear", "use_rslora": True},
@@ -49,7 +53,7 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_an_architecture_and_a_kind(seed: int, tmp_path: Path, base: tuple[str, Any, Decoder], kind: str) -> None:
     name, model, decoder = base
     settings = dict(KINDS[kind])
-    linears = FUSED if name == "phi3" else SPLIT
+    linears = LINEARS.get(name, SPLIT)
     if isinstance(settings["target_modules"], str) and settings["target_modules"] != "all-linear":
         settings["target_modules"] = linears if settings["target_modules"] == "all" else linears[:1] + linears[-1:]
     if "modules_to_save" in settings:  # PEFT refuses a list with a name that no module has

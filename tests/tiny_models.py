@@ -31,6 +31,10 @@ CONFIGS = {
                             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
     "granite": (transformers.GraniteConfig, {
         "attention_multiplier": 0.3, "embedding_multiplier": 7.0, "residual_multiplier": 0.4, "logits_scaling": 3.0}),
+    "granitemoehybrid": (transformers.GraniteMoeHybridConfig, {
+        "attention_multiplier": 0.3, "embedding_multiplier": 7.0, "residual_multiplier": 0.4, "logits_scaling": 3.0, "num_local_experts": 0,
+        "shared_intermediate_size": 44, "layer_types": ["attention"] * 3, "position_embedding_type": "rope", "mamba_n_heads": 4,
+        "mamba_d_head": 12}),
     "phi3": (transformers.Phi3Config, {
         "hidden_size": 48, "sliding_window": 9, "original_max_position_embeddings": 96,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}}),
@@ -38,8 +42,8 @@ CONFIGS = {
     "olmo2": (transformers.Olmo2Config, {"rms_norm_eps": 1e-5}),
 }
 """name -> (class of its config, what differs from SIZES)"""
-_INTERLEAVED = ("llama", "mistral", "mistral3", "granite", "smollm3")
-_GGUF_ARCHITECTURE = {"mistral": "llama"}
+_INTERLEAVED = ("llama", "mistral", "mistral3", "granite", "granitemoehybrid", "smollm3")
+_GGUF_ARCHITECTURE = {"mistral": "llama", "granitemoehybrid": "granite"}
 
 
 def make_model(name: str, **changes: Any) -> Any:
@@ -117,6 +121,12 @@ def _tensors(model: Any, name: str) -> dict[str, Tensor]:
             tensors[key] = weight + 1
         if count := heads.get(key.split(".")[-2]):
             tensors[key] = weight.reshape(count, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+    for key in [key for key in tensors if ".shared_mlp." in key]:
+        weight, (before, after) = tensors.pop(key), key.split("shared_mlp.")
+        if after == "output_linear.weight":
+            tensors[f"{before}mlp.down_proj.weight"] = weight
+        else:
+            tensors |= {f"{before}mlp.{part}_proj.weight": half for part, half in zip(("gate", "up"), weight.chunk(2), strict=True)}
     return tensors
 
 
@@ -138,7 +148,7 @@ def _own_keys(config: Any, name: str) -> dict[str, Any]:
         keys["attention.sliding_window"] = config.sliding_window or 0
     if name == "gemma3" and rope["full_attention"]["rope_type"] == "linear":
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["full_attention"]["factor"]}
-    if name == "granite":
+    if name.startswith("granite"):
         keys |= {"attention.scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier,
                  "residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling}
     if name == "phi3":

@@ -12,6 +12,8 @@ _GGUF_LAYER = {
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }
+OTHER_NAMES = {"shared_mlp.input_linear": "mlp.gate_up_proj", "shared_mlp.output_linear": "mlp.down_proj"}
+"""what granitemoehybrid calls modules of a layer -> as they are called here"""
 _GGUF_INTERLEAVED = frozenset({"llama", "mistral", "ministral", "mistral3", "granite", "smollm3"})
 """architectures whose GGUF files hold the two halves of each q and k head alternately: row 2i is the i-th of the first half, row 2i + 1
 of the second. The other architectures' files keep Hugging Face's order (llama.cpp's converter, LlamaModel.permute)."""
@@ -45,6 +47,14 @@ def gguf_name(canonical: str, facts: ModelFacts) -> str:
 def config_name(canonical: str) -> str:
     """"layers.3.mlp.up_proj.weight" -> "model.layers.3.mlp.up_proj.weight"; lm_head stays."""
     return canonical if canonical.startswith("lm_head.") else f"model.{canonical}"
+
+
+def usual_name(path: str) -> str:
+    """The path of a module with the end that it has here."""
+    for other, usual in OTHER_NAMES.items():
+        if path.endswith(f".{other}"):
+            return path.removesuffix(other) + usual
+    return path
 
 
 def permuted_heads(facts: ModelFacts, module: str) -> int | None:
