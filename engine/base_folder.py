@@ -37,7 +37,8 @@ def read_folder_base(folder: Path) -> BaseFile:
     if facts.tied and "lm_head.weight" in found:
         facts = replace(facts, tied=False)
         notes.append("tie_word_embeddings is true, but the file has an lm_head.weight: it is used, beside the embedding")
-    tensors = pick_tensors(facts, split_shared_mlp(facts, found), config_name, weights.path, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
+    apart = split_shared_mlp(facts, found)
+    tensors = pick_tensors(facts, apart, config_name, weights.path, ignored=lambda name: name.endswith("rotary_emb.inv_freq"))
     tokenizer, added = folder_tokenizer(folder, config, facts.vocab)
     notes += filter(None, [rowless_note(tokenizer.rowless)])
     return BaseFile(

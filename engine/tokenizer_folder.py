@@ -53,8 +53,10 @@ def folder_tokenizer(folder: Path, config: dict[str, Any], vocab: int) -> tuple[
 
 def rowless_note(texts: Sequence[str]) -> str:
     """What to say of tokens that a tokenizer names and the embedding has no row for; "" for none."""
-    more = ", …" if len(texts) > _SHOWN else ""
-    return f"its tokenizer names tokens that have no row in the embedding ({', '.join(map(show, texts[:_SHOWN]))}{more}); they stay text" if texts else ""
+    if not texts:
+        return ""
+    names = ", ".join(map(show, texts[:_SHOWN])) + (", …" if len(texts) > _SHOWN else "")
+    return f"its tokenizer names tokens that have no row in the embedding ({names}); they stay text"
 
 
 def _refuse_needed(rowless: Mapping[str, int], texts: Mapping[str, str], template: str, path: Path, vocab: int) -> None:

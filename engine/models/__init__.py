@@ -13,7 +13,8 @@ ARCHITECTURES_GGUF = {
 ARCHITECTURES_CONFIG = {
     "llama": llama.facts_from_config, "mistral": mistral.facts_from_config, "ministral": mistral.ministral_from_config,
     "qwen2": qwen2.facts_from_config, "qwen3": qwen3.facts_from_config, "gemma2": gemma2.facts_from_config,
-    "gemma3_text": gemma3.facts_from_config, "granite": granite.facts_from_config, "granitemoehybrid": granite.hybrid_from_config, "phi3": phi3.facts_from_config,
+    "gemma3_text": gemma3.facts_from_config, "granite": granite.facts_from_config,
+    "granitemoehybrid": granite.hybrid_from_config, "phi3": phi3.facts_from_config,
     "smollm3": smollm3.facts_from_config, "olmo2": olmo2.facts_from_config,
 }
 """model_type of config.json -> how its facts are read"""

@@ -23,8 +23,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "lm_head_bias": (None, False), "scale_emb": (None, 1, 1.0), "scale_depth": (None,), "alibi": (None, False), "text_config": (None,),
 }
 """fields that change what a model computes -> the values with which they do not"""
-_WHY = {"quantization_config": "quantised safetensors are not supported; use the unquantised model or a GGUF of it"} | dict.fromkeys(
-    ("num_local_experts", "num_experts", "n_routed_experts"), "mixtures of experts are not supported, only models whose layers have one MLP are")
+_EXPERTS = "mixtures of experts are not supported, only models whose layers have one MLP are"
+_WHY = {
+    "quantization_config": "quantised safetensors are not supported; use the unquantised model or a GGUF of it",
+    "num_local_experts": _EXPERTS, "num_experts": _EXPERTS, "n_routed_experts": _EXPERTS,
+}
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 SLIDING, FULL = "sliding_attention", "full_attention"
 

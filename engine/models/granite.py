@@ -1,4 +1,6 @@
-"""granite: llama with multipliers of embeddings, attention scores, residuals and logits; granitemoehybrid without Mamba and experts is one."""
+"""granite: llama with multipliers of embeddings, attention scores, residuals and logits.
+
+A granitemoehybrid without Mamba and experts is one too."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -41,7 +43,8 @@ def hybrid_from_config(config: Mapping[str, Any], path: Path) -> ModelFacts:
 
     Raises FormatError naming the field that is missing, wrong or not supported.
     """
-    source = open_config(config, path, {}, ("GraniteMoeHybridForCausalLM", "GraniteMoeHybridModel"), (*HONOURS, "layer_types"))
+    classes = ("GraniteMoeHybridForCausalLM", "GraniteMoeHybridModel")
+    source = open_config(config, path, {}, classes, (*HONOURS, "layer_types"))
     types = layer_types(source)
     if len(types) != bounded_layers(source) or any(kind not in ("attention", FULL) for kind in types):
         raise source.error("layer_types", types, f"attention in each of {bounded_layers(source)} layers is expected: the hybrids with Mamba "

@@ -21,7 +21,8 @@ CONFIGS: dict[str, dict[str, object]] = {
     "gemma3_text": {"query_pre_attn_scalar": 8, "sliding_window": 9, "rope_parameters": {
         "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6}, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "granite": {"attention_multiplier": 0.3, "embedding_multiplier": 7.0, "residual_multiplier": 0.4, "logits_scaling": 3.0},
-    "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention", "attention"], "shared_intermediate_size": tiny.CONFIG["intermediate_size"]},
+    "granitemoehybrid": {
+        "num_local_experts": 0, "layer_types": ["attention", "attention"], "shared_intermediate_size": tiny.CONFIG["intermediate_size"]},
     "phi3": {"sliding_window": 9, "original_max_position_embeddings": 32, "rope_scaling": LONGROPE}, "smollm3": {"no_rope_layers": [1, 0]},
     "olmo2": {},
 }
