@@ -15,6 +15,7 @@ from .adapter_records import Record, Records
 from .adapters.adapter import Adapter
 from .adapters.config import MAX_INVOCATION
 from .adapters.errors import AdapterError
+from .chat import own_template_note
 from .protocol import (
     AdapterChanged,
     AdapterFileChanged,
@@ -28,6 +29,7 @@ from .protocol import (
     HostView,
     Mix,
     SlotView,
+    requests_text,
 )
 from .routing import Routing
 from .tiers import Tiers
@@ -54,8 +56,8 @@ class AdapterStore:
     events; failures are raised (AdapterError, MixTooLarge, SlotsBusy, other ValueError, OSError) and leave everything as it was.
     """
 
-    def __init__(self, decoder: Decoder, slots: int, host_bytes: int, emit: Emit, tokenizer: Tokenizer) -> None:
-        self._facts, self._emit, self._tokenizer = decoder.facts, emit, tokenizer
+    def __init__(self, decoder: Decoder, slots: int, host_bytes: int, emit: Emit, tokenizer: Tokenizer, chat_template: str | None = None) -> None:
+        self._facts, self._emit, self._tokenizer, self._chat_template = decoder.facts, emit, tokenizer, chat_template
         self._base_vocabulary = Vocabulary(tokenizer, decoder.facts.vocab, decoder.facts.vocab)
         self._records = Records()
         self._tiers = Tiers(decoder, slots, host_bytes, emit)
@@ -78,6 +80,8 @@ class AdapterStore:
         """Read an adapter for this base and keep nothing of it; any thread may. See `read_adapter`."""
         read = read_adapter(path, name, self._facts, progress, cancelled)
         vocabulary, notes = own_vocabulary(read.adapter, self._base_vocabulary)
+        if note := own_template_note(read.source.exact, self._chat_template):
+            notes += (note,)
         info = msgspec.structs.replace(read.adapter.info, notes=(*read.adapter.info.notes, *notes))
         return replace(read, adapter=Adapter(info, read.adapter.weights), vocabulary=vocabulary)
 
@@ -105,7 +109,7 @@ class AdapterStore:
         with self._lock:
             record = self._records.known(name)
             if record.leaving:
-                raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {_requests(self._users(name))}; load it again after that")
+                raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {requests_text(self._users(name))}; load it again after that")
             old, adapter = record.info, self._keep_invocation(record, self._named(read.adapter, name))
             changes = differences(old, adapter.info)
             if _tokens(read.vocabulary) != _tokens(record.vocabulary):
@@ -121,7 +125,7 @@ class AdapterStore:
         with self._lock:
             record = self._records.known(name)
             if record.leaving:
-                raise AdapterError(f"adapter {name!r} is already being unloaded; it waits for {_requests(self._users(name))}")
+                raise AdapterError(f"adapter {name!r} is already being unloaded; it waits for {requests_text(self._users(name))}")
             if users := self._users(name):
                 record.leaving = True
                 self._emit(AdapterUnloading(name, users))
@@ -268,7 +272,7 @@ class AdapterStore:
     def _already_loaded(self, name: str, read: ReadAdapter) -> AdapterInfo:
         record = self._records[name]
         if record.leaving:
-            raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {_requests(self._users(name))}; "
+            raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {requests_text(self._users(name))}; "
                                "load it again after that")
         if record.source.files == read.source.files:
             record.source, record.file = read.source, ""
@@ -329,7 +333,3 @@ class AdapterStore:
 
 def _tokens(vocabulary: Vocabulary | None) -> Mapping[str, tuple[int, bool]]:
     return vocabulary.tokens if vocabulary else {}
-
-
-def _requests(users: Sequence[int]) -> str:
-    return "request " + ", ".join(map(str, users))

@@ -2,10 +2,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from .adapters.peft import CONFIG
 from .protocol import Chat, Message, Prompt, RawText, TokenIds
 from .template import RENDERER
 from .tokenizer import SpecialTokens, Tokenizer
+from .tokenizer_folder import chat_template
+from .weights.files import FormatError, present
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """noncharacters that no text has: they mark what looks like a special token but came from a message"""
@@ -49,6 +53,20 @@ def template_note(tokenizer: Tokenizer, template: str) -> str:
     except ValueError as error:
         return f"a plain question to this model fails: {error}"
     return ""
+
+
+def own_template_note(adapter: Path, template: str | None) -> str:
+    """What to say of the chat template in an adapter's folder, which is not used: "" where there is none, or it is the base's `template`."""
+    if not present(adapter / CONFIG):  # a file, and what lies beside it may be another's
+        return ""
+    try:
+        own = chat_template(adapter)
+    except (FormatError, OSError) as error:
+        return f"the chat template in its folder is not used, and cannot be read: {error}"
+    if own is None or own.strip() == (template or "").strip():
+        return ""
+    used = "they are written with the base's" if template else "the base has none, and they are laid out as plain lines"
+    return f"its folder has a chat template of its own, which chats do not use: {used}; the adapter may have been trained with the other"
 
 
 def _ids_and_text(tokenizer: Tokenizer, template: str | None, prompt: Prompt) -> tuple[list[int], str]:

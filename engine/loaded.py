@@ -84,7 +84,7 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
         base, config.device, config.dtype, lambda item, done, total: progress.report("weights", item, done, total), cancelled, config.packed)
     decoder = Decoder(base.facts, weights, config.context)
     progress.report("warm-up", base.name)
-    store = AdapterStore(decoder, config.slots, config.host_cache_bytes, emit, tokenizer)
+    store = AdapterStore(decoder, config.slots, config.host_cache_bytes, emit, tokenizer, base.chat_template)
     runner = Runner(decoder, store, config.blocks)
     runner.warm_up()
     progress.check()

@@ -81,11 +81,16 @@ def _of_header(path: Path) -> dict[str, Any]:
 
 
 def _about(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Card and metadata as one table of texts."""
-    return {f"{source} {key}": value for source in ("card", "metadata") for key, value in facts.get(source, {}).items()}
+    """Card, metadata and the other checkpoints of the run as one table of texts."""
+    about = {f"{source} {key}": value for source in ("card", "metadata") for key, value in facts.get(source, {}).items()}
+    if names := facts.get("checkpoints"):
+        about["checkpoints of its run"] = f"{len(names):,}, the newest first: {', '.join(names[::-1])}"
+    return about
 
 
 def _note_findings(info: AdapterInfo) -> Iterable[Finding]:
+    if info.dora:
+        yield Finding("note", "DoRA: scale 0 is off, the base itself; PEFT's scale 0 would keep the trained magnitudes")
     for note in info.notes:
         yield Finding("refused" if note == CHANGES_NOTHING else "warning", note)
 

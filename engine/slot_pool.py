@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from .eviction import Lru
-from .protocol import Emit, SlotEvicted, SlotLoaded, SlotTouched, SlotView
+from .protocol import Emit, SlotEvicted, SlotLoaded, SlotTouched, SlotView, requests_text
 from .slots import Slot, SlotContent
 
 
@@ -66,7 +66,7 @@ class SlotPool:
         victims = self._lru.victims(len(missing) - free, in_use | set(names) | self.pinned)
         if free + len(victims) < len(missing):
             raise SlotsBusy(f"the mix needs {len(missing)} more of {total} slots, {free + len(victims)} can be had now; the rest "
-                            f"are held by request {', '.join(map(str, sorted(others)))}"
+                            f"are held by {requests_text(others)}"
                             + (f" or pinned ({', '.join(pinned)})" if pinned else ""))
         return missing, victims
 

@@ -12,6 +12,7 @@ from engine_bench import Bench
 
 from lora_bench.engine import effect
 from lora_bench.engine.adapters.adapter import Adapter, AdapterWeights, LoraPair, TokenRows
+from lora_bench.engine.chat import own_template_note
 from lora_bench.engine.check import run_check
 from lora_bench.engine.deltas import VECTORS, WeightSquares, delta_norms
 from lora_bench.engine.models.decoder import Decoder
@@ -195,6 +196,26 @@ def test_modules_without_a_place_another_base_and_no_base(tiny_gguf: Callable, a
     texts = [finding["text"] for finding in first["findings"]]
     assert any("1 of 2 modules" in text for text in texts) and any("org/Llama-9B" in text and "tiny" in text for text in texts)
     assert [finding["level"] for finding in second["findings"]] == ["note"] and second["effect"] == []
+
+
+def test_what_lies_beside_an_adapter_is_said(tiny_gguf: Callable, adapter_folder: Callable, tmp_path: Path) -> None:
+    old, new = adapter_folder("run/checkpoint-90"), adapter_folder("run/checkpoint-100")
+    (new / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }} of its own"}))
+    (old / "tokenizer_config.json").write_text("{")
+    result = run_check(str(tiny_gguf()), [str(tmp_path / "run"), str(old)], effect=False)
+    assert result["usable"]
+    for report, says in zip(result["reports"], ("has a chat template of its own, which chats do not use", "cannot be read"), strict=True):
+        assert [finding["text"] for finding in report["findings"] if finding["level"] == "warning" and says in finding["text"]]
+        assert report["about"]["checkpoints of its run"] == "2, the newest first: checkpoint-100, checkpoint-90"
+
+
+def test_a_base_s_own_template_is_not_said(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert own_template_note(tmp_path, "x") == ""
+    (tmp_path / "chat_template.jinja").write_text("{{ x }}\n")
+    assert own_template_note(tmp_path, "{{ x }}") == "" and "the base has none" in own_template_note(tmp_path, None)
+    assert "written with the base's" in own_template_note(tmp_path, "{{ y }}")
+    assert own_template_note(tmp_path / "chat_template.jinja", None) == ""
 
 
 def test_refused_adapters_have_a_report_with_the_reason_first(tiny_gguf: Callable, adapter_folder: Callable) -> None:

@@ -207,6 +207,16 @@ def test_what_others_hold_or_pin_stays() -> None:
     assert pool.names == ["d", "b", "c"]
 
 
+def test_a_check_that_holds_a_slot_is_named_as_one() -> None:
+    pool = _Pool(2)
+    pool.take("a", -1_000_000)
+    with pytest.raises(SlotsBusy, match=r"the rest are held by an adapter check$"):
+        pool.take("bc", 2)
+    pool.take("b", 1)
+    with pytest.raises(SlotsBusy, match=r"the rest are held by request 1 and an adapter check$"):
+        pool.take("cd", 2)
+
+
 def test_views_tell_users_pins_and_idle_time() -> None:
     pool = _Pool(3)
     pool.take("a", 1)

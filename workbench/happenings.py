@@ -24,8 +24,7 @@ def _adapter(event: p.AdapterLoaded) -> tuple[str, bool]:
 
 
 def _unloading(event: p.AdapterUnloading) -> tuple[str, bool]:
-    waiting = ", ".join(map(str, event.waiting_for))
-    return f"unload of {event.name} waits for request {waiting}", False
+    return f"unload of {event.name} waits for {p.requests_text(event.waiting_for)}", False
 
 
 _FILE = {"changed": "its file changed on disk", "deleted": "its file is gone", "back": "its file is again what was read"}

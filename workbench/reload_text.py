@@ -1,7 +1,7 @@
 """What became of an adapter's file and of a reload, in words."""
 from __future__ import annotations
 
-from ..engine.protocol import AdapterFileChanged, AdapterReloaded, CheckpointAppeared, ReloadFailed
+from ..engine.protocol import AdapterFileChanged, AdapterReloaded, CheckpointAppeared, ReloadFailed, requests_text
 
 SHOWN_DIGEST = 8
 """characters of a digest that tell two contents of one name apart"""
@@ -38,8 +38,7 @@ def sha_text(event: AdapterReloaded) -> str:
 def reloaded_text(event: AdapterReloaded) -> str:
     parts = [f"{event.adapter.name} was read again: {', '.join((sha_text(event), *event.changes))}"]
     if event.kept_for:
-        who = ", ".join(map(str, event.kept_for))
-        parts.append(f"request {who} finishes on the old content, which holds its slot as {event.kept_as} until then")
+        parts.append(f"{requests_text(event.kept_for)} finishes on the old content, which holds its slot as {event.kept_as} until then")
     if event.others:
         parts.append(f"{', '.join(event.others)} came from the same file and keeps the old content")
     return "; ".join(parts)

@@ -125,13 +125,6 @@ def _update(total: hashlib._Hash, label: str, tensor: Tensor | None) -> None:
         total.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
 
 
-def acting_notes(weights: AdapterWeights) -> list[str]:
-    """What a person would not expect of how it acts, a sentence each."""
-    if all(pair.magnitude is None for pair in weights.pairs):
-        return []
-    return ["DoRA: scale 0 is off, the base itself; PEFT's scale 0 would keep the trained magnitudes"]
-
-
 def layer_norms(modules: Mapping[str, LoraPair], layers: int) -> tuple[float, ...]:
     """sqrt of the sum over a layer's modules of ||scaling B A||_F^2, by layer. lm_head belongs to no layer and is left out."""
     squares = [0.0] * layers

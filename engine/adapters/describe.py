@@ -8,7 +8,7 @@ from torch import Tensor
 from ..models.facts import ModelFacts
 from ..protocol import AdapterInfo
 from ..weights.files import show
-from .adapter import AdapterWeights, LoraPair, acting_notes, content_digest, layer_norms, target_counts
+from .adapter import AdapterWeights, LoraPair, content_digest, layer_norms, target_counts
 from .file import AdapterFile
 from .keys import TensorNames
 from .match import Places
@@ -65,7 +65,6 @@ def _notes(file: AdapterFile, weights: AdapterWeights, places: Places, names: Te
                      + ", ".join(show(path) for path in places.unmatched[:3]) + more)
     if not weights.replaced and not weights.rows and not any(map(_acts, weights.pairs)):
         notes.append(CHANGES_NOTHING)
-    notes += acting_notes(weights)
     notes += _whole_notes(file, weights, places, facts)
     notes += _outside_notes(places, len(names.pairs))
     if isinstance(file.settings.targets, tuple) and file.settings.targets:

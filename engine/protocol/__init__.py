@@ -92,6 +92,7 @@ from .words import (
     Sampling,
     TokenIds,
     plain_data,
+    requests_text,
 )
 
 __all__ = [
@@ -171,5 +172,6 @@ __all__ = [
     "plain_data",
     "read_commands",
     "read_events",
+    "requests_text",
     "write_frame",
 ]

@@ -1,6 +1,8 @@
 """Words that commands and events share."""
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 
@@ -15,6 +17,14 @@ def plain_data(value: object) -> object:
     if isinstance(value, dict):
         return {key: plain_data(item) for key, item in value.items()}
     return [plain_data(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def requests_text(users: Iterable[int]) -> str:
+    """Who computes, in words: `request 3, 4 and an adapter check`. The requests of a check, which no person made, have negative numbers."""
+    numbers = sorted(users)
+    people = ", ".join(str(number) for number in numbers if number >= 0)
+    check = "an adapter check" if numbers and numbers[0] < 0 else ""
+    return " and ".join(filter(None, (f"request {people}" if people else "", check)))
 
 
 class AdapterUse(Struct):
