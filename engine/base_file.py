@@ -1,6 +1,7 @@
 """Opening a base: a GGUF file or a Hugging Face folder. Headers only, no torch."""
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def open_base(path: str | Path) -> BaseFile:
     `path` is a GGUF file, a model folder, the config.json or safetensors file in one, or a Hugging Face cache entry.
     Raises FormatError (a ValueError) that names the file, what is wrong and what to do; OSError when it cannot be read.
     """
-    base = _read(Path(path).expanduser())
+    base = _read(Path(os.path.expanduser(path)))
     notes = base.notes + (() if base.chat_template else (NO_TEMPLATE,)) + (() if base.end_tokens else (NO_END_TOKEN,))
     return replace(base, notes=notes)
 

@@ -74,7 +74,7 @@ class DownloadCancelled(Exception):
 
 def cache_dir() -> Path:
     """Where downloaded models lie: $LORA_BENCH_CACHE, else the user's cache folder for lora-bench."""
-    return Path(os.environ.get("LORA_BENCH_CACHE") or platformdirs.user_cache_path("lora-bench")).expanduser()
+    return Path(os.path.expanduser(os.environ.get("LORA_BENCH_CACHE") or platformdirs.user_cache_path("lora-bench")))
 
 
 def cached_default_model(model: WheelModel = DEFAULT) -> Path | None:

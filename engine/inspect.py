@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from dataclasses import asdict
@@ -31,7 +32,7 @@ def inspect_path(path: str | Path) -> dict[str, Any]:
     Raises FormatError, AdapterError (ValueErrors) or OSError with a sentence that names the file, for all that loading would
     refuse as far as headers tell it; whether an adapter fits a base is seen when both are loaded.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     return _adapter(open_adapter(path)) if is_adapter(path) else _base(open_base(path))
 
 

@@ -140,6 +140,17 @@ def test_wrong_usage_ends_with_2_and_prints_nothing(arguments: list[str], capfd:
     assert out == "" and err.startswith("lora-bench: ") and "Traceback" not in err
 
 
+@pytest.mark.parametrize("arguments, code", [
+    (["inspect", "nowhere"], 2), (["inspect", ""], 2), (["inspect", "~nobody-of-that-name/x"], 2), (["plan", "pirate"], 2), (["check", "", "pirate"], 2),
+    (["check", "default", ""], 2), (["inspect", "/dev/null"], 3), (["plan", "--frob"], 2),
+])
+def test_a_failure_with_json_is_one_document_too(arguments: list[str], code: int, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments, "--json"]) == code
+    out, err = capfd.readouterr()
+    said = json.loads(out)
+    assert said["exit_code"] == code and err == f"lora-bench: {said['error']}\n"
+
+
 def test_inspect_shows_headers_and_refuses_what_is_no_model(tmp_path: Path, sample_base: Path) -> None:
     base = json.loads(run("inspect", str(sample_base), "--json").stdout)
     assert base["architecture"] == "llama" and base["layers"] == 30

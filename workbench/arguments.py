@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from ..sample_adapters import sample_adapters
@@ -59,36 +59,40 @@ def _split_scale(text: str) -> tuple[str, float]:
 
 def find_adapter(argument: AdapterArgument, option: str = "--lora ") -> AdapterArgument:
     """The adapter on disk, or the sample adapter of that name. Raises UsageError, `option` in front of the path, when there is neither."""
-    if Path(argument.path).expanduser().exists():
-        return argument._replace(path=str(Path(argument.path).expanduser()))
+    if path := _there(argument.path):
+        return argument._replace(path=path)
     samples = dict(sample_adapters())
     if argument.path in samples:
         return AdapterArgument(str(samples[argument.path]), argument.name or argument.path, argument.scale)
-    raise UsageError(f"{option}{argument.path}: no such file or folder, and no sample adapter of that name; "
+    raise UsageError(f"{option}{argument.path or repr(argument.path)}: no such file or folder, and no sample adapter of that name; "
                      f"the samples are {', '.join(samples)}")
 
 
-def find_model(text: str) -> str:
-    """A model's path that exists. Raises UsageError otherwise."""
-    path = Path(text).expanduser()
-    if path.exists():
-        return str(path)
+def find_model(text: str, default: str = "or no model for the default one") -> str:
+    """A model's path that exists. Raises UsageError otherwise, which ends with how the default model is had."""
+    if path := _there(text):
+        return path
     if text in dict(sample_adapters()):
         raise UsageError(f"{text}: is a sample adapter, not a model; to open it on the default model: --lora {text}")
-    raise UsageError(f"{text}: no such file or folder; give a local GGUF file or a Hugging Face folder with safetensors weights "
-                     "(nothing is downloaded by name), or no model for the default one")
+    raise UsageError(f"{text or repr(text)}: no such file or folder; give a local GGUF file or a Hugging Face folder with safetensors weights "
+                     f"(nothing is downloaded by name), {default}")
 
 
 def find_any(text: str) -> str:
     """The path of a model or an adapter, or of the sample adapter of that name. Raises UsageError when there is neither."""
-    path = Path(text).expanduser()
-    if path.exists():
-        return str(path)
+    if path := _there(text):
+        return path
     samples = dict(sample_adapters())
     if text in samples:
         return str(samples[text])
-    raise UsageError(f"{text}: no such file or folder, and no sample adapter of that name; give a GGUF file, a Hugging Face folder, "
+    raise UsageError(f"{text or repr(text)}: no such file or folder, and no sample adapter of that name; give a GGUF file, a Hugging Face folder, "
                      f"a PEFT adapter or a sample: {', '.join(samples)}")
+
+
+def _there(text: str) -> str | None:
+    """The path as it is written, `~` aside, if something is there; an empty one is none."""
+    path = os.path.expanduser(text)  # as pathlib's, but a user that is not there is no error
+    return path if text.strip() and os.path.exists(path) else None
 
 
 def unescape(text: str) -> str:

@@ -16,15 +16,17 @@ NARROW, WIDE = 60, 120
 
 
 def report(model: str | None, adapters: Sequence[str], effect: bool, device: str, dtype: str, weights: str, as_json: bool) -> int:
-    """Check and print; returns the exit code: INCOMPATIBLE when one of the adapters cannot be used or changes nothing."""
+    """Check and print; returns the exit code: INCOMPATIBLE when one of the adapters cannot be used or changes nothing.
+
+    Raises Failed when the model cannot be had.
+    """
     request = {"model": model, "adapters": adapters, "effect": effect, "device": device, "dtype": dtype, "weights": weights}
     progress = output.ProgressLine()
     try:
         result = engine_tools.follow("check", json.dumps(request), progress.show)
-    except engine_tools.ToolFailed as failed:
-        progress.clear()
-        output.warn(str(failed))
-        return exit_codes.ENGINE_ERROR if model is None and failed.code == exit_codes.INCOMPATIBLE else failed.code
+    except exit_codes.Failed as failed:
+        code = exit_codes.ENGINE_ERROR if model is None and failed.code == exit_codes.INCOMPATIBLE else failed.code
+        raise exit_codes.Failed(str(failed), code) from failed
     finally:
         progress.clear()
     if as_json:

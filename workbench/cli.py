@@ -138,7 +138,7 @@ def check(
 
     paths = [find_adapter(AdapterArgument(text, None, 1.0), "").path for text in adapters]
     by_default = model == "default" and not Path(model).exists()
-    return report(None if by_default else find_model(model), paths, effect, device, dtype, weights, as_json=json)
+    return report(None if by_default else find_model(model, "or the word default for the default model"), paths, effect, device, dtype, weights, as_json=json)
 
 
 @app.command
@@ -234,23 +234,32 @@ def _prompt(words: str | None) -> str:
 def main(tokens: list[str] | None = None) -> int:
     """Run the command line; returns the exit code (the console script hands it to sys.exit)."""
     output.accept_any_text()
+    tokens = sys.argv[1:] if tokens is None else tokens
     try:
-        return app(sys.argv[1:] if tokens is None else tokens, exit_on_error=False, print_error=False) or exit_codes.OK
-    except CycloptsError as error:
-        output.warn(f"{error} See {' '.join(('lora-bench', *(error.command_chain or ()), '--help'))}")
-        return exit_codes.USAGE
-    except UsageError as error:
-        output.warn(str(error))
-        return exit_codes.USAGE
-    except KeyboardInterrupt:
-        output.warn("interrupted")
-        return exit_codes.INTERRUPTED
+        return _run(tokens)
+    except exit_codes.Failed as failed:
+        output.fail(failed, as_json="--json" in tokens)
+        return failed.code
     except BrokenPipeError:
         output.leave_broken_pipe()
         return exit_codes.OK
+
+
+def _run(tokens: list[str]) -> int:
+    """The exit code of what was asked for; every way to fail but a reader that went away is raised as Failed."""
+    try:
+        return app(tokens, exit_on_error=False, print_error=False) or exit_codes.OK
+    except CycloptsError as error:
+        way = " ".join(("lora-bench", *(error.command_chain or ()), "--help"))
+        raise exit_codes.Failed(f"{error} See {way}", exit_codes.USAGE) from error
+    except UsageError as error:
+        raise exit_codes.Failed(str(error), exit_codes.USAGE) from error
+    except KeyboardInterrupt as error:
+        raise exit_codes.Failed("interrupted", exit_codes.INTERRUPTED) from error
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        output.warn(str(error))
-        return exit_codes.ENGINE_ERROR
+        raise exit_codes.Failed(str(error), exit_codes.ENGINE_ERROR) from error
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from ..sample_adapters import sample_adapters
 from .backends.backend import Backend
 from .checks import AdapterChecks
 from .mixboard import Setting
-from .paste import adapters_in, pasted_paths
+from .paste import MOST_FOUND, adapters_in, pasted_paths
 from .state import BenchState, StartAdapter
 from .transcript import Notice, Turn, Version, history_of
 
@@ -99,6 +99,8 @@ class Control:
         sample = dict(sample_adapters()).get(text.strip())
         paths, problem = ([sample], "") if sample else pasted_paths(text)
         found = [path for folder in paths for path in adapters_in(folder)]
+        if len(found) > MOST_FOUND:
+            return f"{len(found):,} adapters lie there; at most {MOST_FOUND:,} are added at once: give some of them"
         for path in found:  # one is there to be heard; many are there to choose from
             self.add_adapter(StartAdapter(str(path), on=len(found) == 1))
         return problem

@@ -13,18 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from . import exit_codes, output
-
-
-class ToolFailed(Exception):
-    """The program said why on standard error; `code` is its exit code."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
+from .exit_codes import Failed
 
 
 def ask(tool: str, *arguments: str) -> Any:
-    """The JSON that `python -m lora_bench.engine.TOOL ARGUMENTS` prints. Raises ToolFailed."""
+    """The JSON that `python -m lora_bench.engine.TOOL ARGUMENTS` prints. Raises Failed with what it said on standard error."""
     done = subprocess.run(_command(tool, arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise _failed(tool, done.returncode, done.stderr)
@@ -47,17 +40,13 @@ def follow(tool: str, argument: str, progress: Callable[[str], None]) -> Any:
     return answer
 
 
-def _failed(tool: str, code: int, said: str) -> ToolFailed:
-    return ToolFailed(said.strip() or f"{tool} ended with exit code {code} and said nothing", code if code > 0 else exit_codes.ENGINE_ERROR)
+def _failed(tool: str, code: int, said: str) -> Failed:
+    return Failed(said.strip() or f"{tool} ended with exit code {code} and said nothing", code if code > 0 else exit_codes.ENGINE_ERROR)
 
 
 def show(tool: str, *arguments: str, as_json: bool, more: dict[str, Any] | None = None) -> int:
-    """Print a tool's answer, and `more` after it, as JSON or as lines for people; returns the exit code."""
-    try:
-        answer = ask(tool, *arguments) | (more or {})
-    except ToolFailed as failed:
-        output.warn(str(failed))
-        return failed.code
+    """Print a tool's answer, and `more` after it, as JSON or as lines for people; returns the exit code. Raises Failed as `ask`."""
+    answer = ask(tool, *arguments) | (more or {})
     lines = [json.dumps(answer, indent=2, ensure_ascii=False)] if as_json else output.as_lines(answer)
     output.write("\n".join(lines) + "\n")
     return exit_codes.OK

@@ -1,6 +1,15 @@
 """How the program ends, for scripts. README and --help say the same."""
 from __future__ import annotations
 
+
+class Failed(Exception):
+    """What was asked for cannot be had: the sentence for the person, and the code that the program ends with."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 OK = 0
 ENGINE_ERROR = 1
 USAGE = 2

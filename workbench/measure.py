@@ -50,14 +50,12 @@ class ScreenTimes:
 
 
 def report(as_json: bool) -> int:
-    """Measure and print; returns the exit code."""
+    """Measure and print; returns the exit code. Raises Failed when nothing could be measured."""
     progress = output.ProgressLine(lines=True)
     try:
         times = measure(progress.show)
     except MeasureFailed as failed:
-        progress.clear()
-        output.warn(f"nothing was measured: {failed}")
-        return exit_codes.ENGINE_ERROR
+        raise exit_codes.Failed(f"nothing was measured: {failed}", exit_codes.ENGINE_ERROR) from failed
     finally:
         progress.clear()
     answer = {

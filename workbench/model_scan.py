@@ -33,9 +33,9 @@ def places() -> list[tuple[str, Path, int]]:
 def hub_cache() -> Path:
     """Where Hugging Face's tools keep what they downloaded."""
     if cache := os.environ.get("HF_HUB_CACHE"):
-        return Path(cache).expanduser()
+        return Path(os.path.expanduser(cache))
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
-    return Path(home).expanduser() / "hub"
+    return Path(os.path.expanduser(home)) / "hub"
 
 
 def find_models(where: list[tuple[str, Path, int]]) -> Iterator[Found]:

@@ -12,18 +12,11 @@ from ..engine import protocol as p
 from . import exit_codes, output
 from .arguments import AdapterArgument, escape
 from .backends.local import LocalBackend
+from .exit_codes import Failed
 from .mixboard import mix_text, scale_text
 from .text import clean_line
 
 REQUEST = 1
-
-
-class Stopped(Exception):
-    """The reply cannot be had; carries the sentence and the exit code."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,10 @@ class _Reply:
 
 
 def ask(question: Question) -> int:
-    """Load, ask, print; returns the exit code. KeyboardInterrupt and BrokenPipeError pass through with the engine ended."""
+    """Load, ask, print; returns the exit code.
+
+    Raises Failed when the reply cannot be had. KeyboardInterrupt and BrokenPipeError pass through with the engine ended.
+    """
     events: queue.SimpleQueue[p.Event] = queue.SimpleQueue()
     backend = LocalBackend(events.put)
     try:
@@ -54,11 +50,7 @@ def ask(question: Question) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        output.warn(f"the engine process cannot be started: {error}")
-        return exit_codes.ENGINE_ERROR
-    except Stopped as stopped:
-        output.warn(str(stopped))
-        return stopped.code
+        raise Failed(f"the engine process cannot be started: {error}", exit_codes.ENGINE_ERROR) from error
     finally:
         backend.stop()
 
@@ -87,9 +79,9 @@ class _Conversation:
         while True:
             event = self._queue.get()
             if isinstance(event, p.EngineFailed):
-                raise Stopped(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else exit_codes.ENGINE_ERROR)
+                raise Failed(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else exit_codes.ENGINE_ERROR)
             if isinstance(event, p.CommandFailed):
-                raise Stopped(event.message, exit_codes.ENGINE_ERROR)
+                raise Failed(event.message, exit_codes.ENGINE_ERROR)
             yield event
 
     def _load_model(self) -> p.ModelInfo:
@@ -101,7 +93,7 @@ class _Conversation:
                     self._progress.show(output.progress_text(event.phase, event.item, event.done, event.total))
                 case p.ModelFailed():
                     unusable = exit_codes.INCOMPATIBLE if self._question.load.path else exit_codes.ENGINE_ERROR
-                    raise Stopped(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else unusable)
+                    raise Failed(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else unusable)
                 case p.ModelLoaded():
                     self._warn(*(f"{event.model.name}: {note}" for note in event.model.notes))
                     return event.model
@@ -115,11 +107,13 @@ class _Conversation:
                 case p.AdapterLoading():
                     self._progress.show(output.progress_text("adapter", argument.name or argument.path, event.done, event.total))
                 case p.AdapterFailed():
-                    raise Stopped(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else exit_codes.INCOMPATIBLE)
+                    raise Failed(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else exit_codes.INCOMPATIBLE)
                 case p.AdapterLoaded():
                     self._reply.adapters.append(event.adapter)
                     self._reply.mix.append(p.AdapterUse(event.adapter.name, argument.scale))
                     self._warn(*(f"{event.adapter.name}: {note}" for note in event.adapter.notes))
+                    if event.adapter.dora and not argument.scale:
+                        self._warn(f"{event.adapter.name}: DoRA at scale 0 is off, the base itself; PEFT's scale 0 would keep the trained magnitudes")
                     if self._question.stats:
                         self._progress.clear()
                         output.narrate(_adapter_line(event.adapter, argument.scale))
@@ -142,7 +136,7 @@ class _Conversation:
                         self._progress.clear()
                         output.write(event.text)
                 case p.RequestFailed():
-                    raise Stopped(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else exit_codes.ENGINE_ERROR)
+                    raise Failed(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else exit_codes.ENGINE_ERROR)
                 case p.RequestFinished():
                     return event
         raise AssertionError("the events never end")

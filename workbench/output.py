@@ -4,10 +4,12 @@ Text for a terminal is cleaned, so that a reply cannot act on it; text for a pip
 """
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 
+from .exit_codes import Failed
 from .text import clean, clean_line, size_text
 
 
@@ -26,6 +28,16 @@ def narrate(text: str) -> None:
 def warn(text: str) -> None:
     """A warning or a failure: it names the program, as its line may stand among those of others."""
     narrate(f"lora-bench: {text}")
+
+
+def fail(failed: Failed, as_json: bool) -> None:
+    """The failure as a warning; with `as_json` also as the one document that standard output was to hold."""
+    warn(str(failed))
+    if as_json:
+        try:
+            write(json.dumps({"error": str(failed), "exit_code": failed.code}, ensure_ascii=False) + "\n")
+        except BrokenPipeError:
+            leave_broken_pipe()
 
 
 def accept_any_text() -> None:

@@ -10,15 +10,11 @@ from .text import counted
 
 
 def report(model: str | None, adapters: Sequence[str], tokens: int, rounds: int, against: str | None, as_json: bool) -> int:
-    """Measure and print; returns the exit code."""
+    """Measure and print; returns the exit code. Raises Failed."""
     request = {"model": model, "adapters": adapters, "tokens": tokens, "rounds": rounds, "against": against}
     progress = output.ProgressLine(lines=True)
     try:
         result = engine_tools.follow("bench", json.dumps(request), progress.show)
-    except engine_tools.ToolFailed as failed:
-        progress.clear()
-        output.warn(str(failed))
-        return failed.code
     finally:
         progress.clear()
     output.write((json.dumps(result, indent=2) if as_json else "\n".join(_lines(result))) + "\n")

@@ -252,7 +252,7 @@ class LoadScreen(Screen[None]):
     def _read_header(self, path: str) -> None:
         try:
             plan: dict | str = engine_tools.ask("plan", *([path] if path else []))
-        except engine_tools.ToolFailed as failed:
+        except engine_tools.Failed as failed:
             plan = str(failed)
         if not get_current_worker().is_cancelled:
             self.app.call_from_thread(self._planned, path, plan)
