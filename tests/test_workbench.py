@@ -577,6 +577,49 @@ async def test_a_check_that_waits_fails_or_is_of_old_content_says_so() -> None:
         assert app.engine.of(p.CheckAdapter)[-1] == p.CheckAdapter("pirate", False) and "22.8%" not in screen_text(app)
 
 
+async def test_the_header_and_the_first_lines_say_that_a_check_runs() -> None:
+    app = bench_app()
+    async with running(app, 80, 24) as pilot:
+        app.engine._do_CheckAdapter = lambda command: None
+        await pilot.press("tab", "f5")
+        app.engine.emit(p.CheckProgress("pirate", "compares: chat"))
+        await settled(pilot)
+        lines = screen_text(app).splitlines()
+        assert lines[0].rstrip().endswith("engine checks pirate") and any("being checked: compares: chat" in line for line in lines[:8])
+        app.engine.emit(p.CheckFinished("pirate", report(app.state.adapters["pirate"], True)))
+        await settled(pilot)
+        lines = screen_text(app).splitlines()
+        assert lines[0].rstrip().endswith("engine idle") and any("22.8%" in line for line in lines[:12])
+
+
+async def test_no_key_of_the_footer_is_cut_off_and_a_wide_one_has_all() -> None:
+    app = bench_app()
+    async with running(app, 80, 24) as pilot:
+        await pilot.press("tab")
+        for width, missing in ((80, "Value"), (60, "Solo"), (160, "")):
+            await pilot.resize_terminal(width, 30)
+            await wait_until(pilot, lambda missing=missing: ("Value" in (last := screen_text(app).splitlines()[-1])) is not bool(missing) and "Prompt" in last)
+            last = screen_text(app).splitlines()[-1]
+            assert "palette" in last and "On/off" in last and (missing == "" or missing not in last)
+            whole = [key for key in app.screen.query("FooterKey") if not key.has_class("-command-palette")]
+            assert all(key.region.right <= app.screen.query_one(".-command-palette").region.x for key in whole)
+
+
+async def test_a_path_in_the_prompt_is_no_command_and_says_how_to_load_it() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        app.screen.query_one(Prompt).text = "/runs/my adapter"
+        await pilot.press("enter")
+        await settled(pilot)
+        assert "looks like a path: /load /runs/my adapter" in app.state.hint and not app.engine.of(p.Generate)
+
+
+async def test_paths_of_nobody_are_not_there() -> None:
+    app = bench_app()
+    async with running(app):
+        assert app.control.add_paths("~nobody-of-that-name/x") == "~nobody-of-that-name/x does not exist"
+
+
 async def test_a_prompt_prefix_is_offered_and_never_applied_unasked() -> None:
     app = bench_app()
     async with running(app) as pilot:

@@ -27,6 +27,8 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
     ]
     if view and view.file:
         lines.insert(1, file_line(view.file))
+    if info.dora and not scale:
+        lines.append("at scale 0 it is off, the base itself; in PEFT scale 0 keeps the trained magnitudes")
     lines += _own(info)
     if info.invocation:  # high up: without it the adapter seems to do nothing
         ids = " ".join(map(str, info.invocation_tokens[:12]))

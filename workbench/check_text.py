@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -27,11 +27,12 @@ def sections(report: CheckReport, width: int, no_effect: str = EFFECT_HINT) -> l
     """The report in parts, lines at most `width` columns; `no_effect` stands where no effect run was made."""
     parts = [
         Section(f"{_name(report)}: {verdict_text(report)}", _findings(report.findings, width)),
+        Section("EFFECT ON THE BASE'S WORDS", _effect(report, no_effect) if report.usable or report.effect else ()),
         Section("WHAT IT IS", _identity(report, width)),
         Section("MODULES AND SCALES", _modules(report, width)),
-        Section("EFFECT ON THE BASE'S WORDS", _effect(report, no_effect) if report.usable or report.effect else ()),
         Section("HOW FAR IT MOVES THE WEIGHTS", _deltas(report.deltas, width)),
         Section("FIELDS OF ITS CONFIG", _fields(report.fields, width)),
+        Section("WHAT ITS FILES SAY", _about(report.about, width)),
     ]
     return [part for part in parts if part.lines or part is parts[0]]
 
@@ -65,9 +66,11 @@ def _identity(report: CheckReport, width: int) -> tuple[str, ...]:
     elif report.tensors:
         dtypes = " ".join(f"{kind}×{count}" for kind, count in report.dtypes.items())
         lines += _wrapped(f"{counted(report.tensors, 'tensor')}: {dtypes}", width)
-    for key, value in report.about.items():
-        lines += _wrapped(value, width, f"{clean_line(key, 60)}: ", "    ", 400)
     return tuple(lines)
+
+
+def _about(about: Mapping[str, str], width: int) -> tuple[str, ...]:
+    return tuple(line for key, value in about.items() for line in _wrapped(value, width, f"{clean_line(key, 60)}: ", "    ", 400))
 
 
 def _info_texts(info: AdapterInfo, model: str) -> Iterator[str]:

@@ -53,6 +53,7 @@ class AdapterChecks:
                 self.failures.clear()
             case p.EngineFailed():
                 self.doing.clear()
+        self._state.checking = next((name for name, text in self.doing.items() if text), "")
 
     def _ask(self, name: str, effect: bool) -> None:
         self.failures.pop(name, None)

@@ -14,6 +14,8 @@ def run_command(control: Control, line: str) -> str:
     """Carry out `/name rest`; raises ValueError with a sentence when it cannot be."""
     name, _, rest = line[1:].partition(" ")
     command = COMMANDS.get(name)
+    if command is None and ("/" in name or not name):
+        raise ValueError(f"{line} looks like a path: /load {line} adds the adapter there, Ctrl+O opens a model")
     if command is None:
         raise ValueError(f"/{name} is no command; there are {', '.join('/' + known for known in COMMANDS)}")
     return command[1](control, rest.strip())

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.cells import cell_len
 from textual.content import Content
 
 from ..sample_adapters import sample_adapters
@@ -18,7 +19,8 @@ SAMPLE_EFFECTS = {"pirate": "talks like a pirate", "json": "answers in JSON", "c
 def header_line(state: BenchState, width: int) -> Content:
     """Model, number format, device, context in use, engine state; on a narrow screen the least of it is dropped."""
     model = state.model
-    where = f"  engine {state.engine}{_progress(state)}"
+    checks = f"checks {clean_line(state.checking, 24)}" if state.engine == "idle" and state.checking else ""
+    where = f"  engine {checks or state.engine}{_progress(state)}"
     parts = {"title": (" lora-bench", "bold $accent")}
     if model:
         threads = f"({model.threads})" if model.device == "cpu" else ""
@@ -28,7 +30,7 @@ def header_line(state: BenchState, width: int) -> Content:
         parts["context"] = (f"  ctx {context_used(state)}/{model.context}", "")
     parts["engine"] = (where, "$text-error" if state.engine == "gone" else "bold")
     for least in ("title", "facts", "context"):
-        if sum(len(text) for text, _ in parts.values()) > width:
+        if sum(cell_len(text) for text, _ in parts.values()) > width:
             parts.pop(least, None)
     return Content.assemble(*parts.values())
 
@@ -60,7 +62,7 @@ def welcome(state: BenchState) -> Content:
     return Content.assemble(
         (f"{name} is ready.", "bold"),
         "\n\n1  Type a question and press Enter: the base answers."
-        "\n2  Esc goes to the adapters: ↑ ↓ choose one, Space switches it on, ← → change its scale. Esc comes back."
+        "\n2  Tab goes to the adapters: ↑ ↓ choose one, Space switches it on, ← → change its scale. Esc comes back."
         "\n3  Ctrl+R asks the same again, under the mix that is set now.",
         _samples(state),
         "\n\nF1 explains the keys, Ctrl+P finds every action.")

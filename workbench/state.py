@@ -64,6 +64,8 @@ class BenchState:
     """adapters whose reload was asked for and not yet answered"""
     failed: dict[str, str] = field(default_factory=dict)
     """adapters of the board that do not fit the model that is loaded, and why"""
+    checking: str = ""
+    """the adapter that the engine checks now"""
     hint: str = ""
     """one line at the prompt: what the last key did or why it did nothing"""
     items: list[Item] = field(default_factory=list)

@@ -9,7 +9,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.dom import DOMNode
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from ..commands import run_command
 from ..control import MAX_PROMPT, Control
@@ -22,6 +22,7 @@ from ..panels.item import ItemView
 from ..text import clean_line, counted, size_text
 from ..widgets.adapter_list import AdapterList
 from ..widgets.ask import AskField
+from ..widgets.key_line import KeyLine
 from ..widgets.prompt import Prompt
 from .details import DetailsScreen
 from .engine import EngineScreen
@@ -72,7 +73,7 @@ class BenchScreen(Screen):
                 yield Prompt(lambda: self.control.state.engine == "gone")
             yield EnginePanels(id="engine-side")
         yield Static("", id="status", markup=False)
-        yield Footer(compact=True)
+        yield KeyLine()
 
     def on_screen_resume(self) -> None:
         self.call_after_refresh(self.show)

@@ -8,7 +8,7 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.dom import DOMNode
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from ..adapter_facts import fact_lines
 from ..charts import BAR
@@ -19,6 +19,7 @@ from ..keys import bindings
 from ..panels.engine import Line, Panel, title
 from ..reload_text import file_line
 from ..text import clean_line
+from ..widgets.key_line import KeyLine
 
 _BARS = re.compile(f"([{BAR}]+)")
 _STYLES = {MARKS["refused"]: "$text-error", MARKS["warning"]: "$text-warning"}
@@ -33,13 +34,13 @@ class ReportPanel(Panel):
         state, checks = control.state, control.checks
         report, doing, failed = checks.report(name), checks.doing.get(name), checks.failures.get(name)
         if report is None:
-            lines: list[Line] = [title(clean_line(name, 60)), *fact_lines(state, name, self.columns)]
-            self.put([*lines, "", *self._progress(control, doing, failed)])
+            self.put([*self._progress(control, doing, failed), "", title(clean_line(name, 60)), *fact_lines(state, name, self.columns)])
             return
         view = state.view(name)
         lines = [f"{file_line(view.file)}. Fields and metadata below are those of the file now", ""] if view and view.file else []
-        now = " ".join(self._progress(control, doing, failed))
-        for part in sections(report, self.columns, now or "not run yet: F5 runs a few prompts with and without it"):
+        if now := self._progress(control, doing, failed):
+            lines += [*now, ""]
+        for part in sections(report, self.columns, "" if now else "not run yet: F5 runs a few prompts with and without it"):
             lines += [title(part.title), *(self._line(line) for line in part.lines), ""]
         self.put(lines)
 
@@ -72,7 +73,7 @@ class DetailsScreen(Screen):
         yield Static("", id="header", markup=False)
         with VerticalScroll(id="details-scroll"):
             yield ReportPanel("report")
-        yield Footer(compact=True)
+        yield KeyLine()
 
     def on_screen_resume(self) -> None:
         self.call_after_refresh(self.show)

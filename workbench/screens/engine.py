@@ -5,12 +5,13 @@ from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.dom import DOMNode
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from ..control import Control
 from ..header import header_line
 from ..keys import bindings
 from ..panels.engine import EventsPanel, KvPanel, Panel, SlotsPanel, StepsPanel
+from ..widgets.key_line import KeyLine
 
 
 class EngineScreen(Screen):
@@ -33,7 +34,7 @@ class EngineScreen(Screen):
                 yield KvPanel("kv")
             with VerticalScroll():
                 yield EventsPanel("events")
-        yield Footer()
+        yield KeyLine()
 
     def on_screen_resume(self) -> None:
         self.call_after_refresh(self.show)

@@ -1,0 +1,34 @@
+"""The last line of the screen: the keys of the focused pane; on a narrow terminal without those that can be spared."""
+from __future__ import annotations
+
+from typing import Any
+
+from rich.cells import cell_len
+from textual import events
+from textual.app import ComposeResult
+from textual.widgets import Footer
+
+SPARED = ("type_scale", "engine", "bypass", "newline", "solo", "regenerate")
+"""actions whose keys leave first, in this order; F1 and the palette have all of them"""
+
+
+class KeyLine(Footer):
+    """A compact footer of which nothing is cut off."""
+
+    def __init__(self) -> None:
+        super().__init__(compact=True)
+
+    def compose(self) -> ComposeResult:
+        keys: list[Any] = list(super().compose())
+        for action in SPARED:
+            if sum(map(_columns, keys)) + 1 > self.app.size.width:  # a border stands before the palette
+                keys = [key for key in keys if key.action != action]
+        yield from keys
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self.recompose)
+
+
+def _columns(key: Any) -> int:
+    """Of a FooterKey, which textual does not export: the key, its label and the gaps behind both."""
+    return cell_len(key.key_display) + cell_len(key.description) + 2
