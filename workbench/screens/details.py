@@ -16,7 +16,7 @@ from ..check_text import MARKS, sections
 from ..control import Control
 from ..header import header_line
 from ..keys import bindings
-from ..panels.engine import Line, Panel, title
+from ..panels.engine import Panel, title
 from ..reload_text import file_line
 from ..text import clean_line
 from ..widgets.key_line import KeyLine
