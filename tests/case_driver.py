@@ -81,8 +81,8 @@ class Driver:
 
     def load_adapter(self, step: Step) -> Answer:
         info = self._engine.load_adapter(step["path"], step["as"])
-        part = [f"{info.matched} of {info.total} modules are in the base, the others are missing there"] if info.matched < info.total else []
-        return {"warnings": [*info.notes, *part]}
+        missing = f"{info.matched} of {info.total} modules are in the base, the others are missing there"
+        return {"warnings": [*info.notes, *([missing] if info.matched < info.total else [])]}
 
     def unload_adapter(self, step: Step) -> None:
         self._engine.unload_adapter(step["as"])
@@ -147,7 +147,8 @@ class Driver:
         return any(self._tokens(request) >= tokens for request in replies)
 
     def _reply(self, request: int) -> Answer:
-        warnings = [activation.detail for started in self._of(RequestStarted, request) for activation in started.activations if not activation.found]
+        activations = (activation for started in self._of(RequestStarted, request) for activation in started.activations)
+        warnings = [activation.detail for activation in activations if not activation.found]
         for failed in self._of(RequestFailed, request):
             return {"result": "error", "message": failed.message, "warnings": warnings}
         (finished,) = self._of(RequestFinished, request)
@@ -180,7 +181,9 @@ class Driver:
         return {"text": self._engine.model.tokenizer.decode(step["ids"], special=True)}
 
 
-_STEPS: dict[str, Callable[[Driver, Step], Answer | None]] = {name: act for name, act in vars(Driver).items() if name[0] != "_" and name != "answer"}
+_STEPS: dict[str, Callable[[Driver, Step], Answer | None]] = {
+    name: act for name, act in vars(Driver).items() if name[0] != "_" and name != "answer"
+}
 
 
 def _mix(step: Step) -> Mix:

@@ -34,7 +34,8 @@ def test_the_harness_finds_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(run, "HANG_SECONDS", 4.0)
     figures = run.fuzz("fuzz_faults.", seconds=60, seed=1, out=tmp_path, executions=3 * len(FAULTS))
     kinds = " | ".join(figures["findings"])
-    for kind in ("KeyError (fuzz_faults.py:run)", "Wrong (fuzz_faults.py:run)", "message does not name the file", "message has control characters",
+    for kind in ("KeyError (fuzz_faults.py:run)", "Wrong (fuzz_faults.py:run)", "message does not name the file",
+                 "message has control characters",
                  "memory", "slow", "code of the input ran", "crash: SIGSEGV", "hang"):
         assert kind in kinds, kinds
     assert figures["ended"] == sum(finding["count"] for kind, finding in figures["findings"].items() if kind.startswith(("hang", "crash")))

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import pickle
-import resource
 import signal
 import struct
 import sys
@@ -18,6 +17,7 @@ import pytest
 import torch
 from fuzz import families, gguf_bytes, tiny
 from fuzz.bench import AdapterBench, BaseBench, use_tokenizer, write_files
+from fuzz.memory import peak_mb
 from fuzz.target import fault_of_message
 from fuzz.targets import gguf_base
 
@@ -30,7 +30,8 @@ from lora_bench.engine.weights.files import FormatError
 
 MEGABYTES = 100
 ADAPTER = {
-    "adapter_config.json": json.dumps(tiny.adapter_config()).encode(), "adapter_model.safetensors": tiny.adapter_weights(Random(1), tiny.adapter_shapes()),
+    "adapter_config.json": json.dumps(tiny.adapter_config()).encode(),
+    "adapter_model.safetensors": tiny.adapter_weights(Random(1), tiny.adapter_shapes()),
 }
 
 
@@ -54,11 +55,11 @@ def adapters(tmp_path: Path) -> AdapterBench:
 
 def _refused(act: Callable[[], object], folder: Path) -> str:
     """The words of a refusal that takes no memory and says what it should."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_mb()
     with pytest.raises((FormatError, AdapterError, OSError)) as refusal:
         act()
     message = str(refusal.value)
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < MEGABYTES, message
+    assert peak_mb() - before < MEGABYTES, message
     assert fault_of_message(message, folder, str(folder)) == "", message
     return message
 
@@ -81,9 +82,11 @@ def _replace(path: Path, kind: str) -> None:
 
 
 KINDS = ["pipe", "folder", "loop", "device", "endless"]
-BASE_FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+BASE_FILES = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+              "generation_config.json",
               "chat_template.jinja", "model.safetensors.index.json", "tokenizer.model", "vocab.json", "merges.txt"]
-INSTEAD_OF = {"model.safetensors.index.json": "model.safetensors", "tokenizer.model": "tokenizer.json", "vocab.json": "tokenizer.json", "merges.txt": "tokenizer.json"}
+INSTEAD_OF = {"model.safetensors.index.json": "model.safetensors", "tokenizer.model": "tokenizer.json", "vocab.json": "tokenizer.json",
+              "merges.txt": "tokenizer.json"}
 """files that are read only where another is not"""
 
 
@@ -127,7 +130,8 @@ def test_a_path_that_is_no_file(tmp_path: Path, adapters: AdapterBench, suffix: 
 
 
 # -- what stays inside the folder ----------------------------------------------------------------
-@pytest.mark.parametrize("shard", ["../out.safetensors", "/dev/zero", "sub/x.safetensors", "..", "", "./x.safetensors", "x\ud800.safetensors", "\x1b[2J", "x" * 70_000, "x\0y"])
+@pytest.mark.parametrize("shard", ["../out.safetensors", "/dev/zero", "sub/x.safetensors", "..", "", "./x.safetensors",
+                                   "x\ud800.safetensors", "\x1b[2J", "x" * 70_000, "x\0y"])
 def test_an_index_names_only_files_of_its_folder(tmp_path: Path, shard: str) -> None:
     files = tiny.base_files(Random(1))
     (tmp_path / "out.safetensors").write_bytes(files.pop("model.safetensors"))
@@ -153,11 +157,15 @@ CODE = "import pathlib\npathlib.Path(__file__).with_name('CANARY').touch()\nclas
 def test_code_in_a_base_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     own = {f"{name}_own.py": CODE.encode() for name in ("modeling", "configuration", "tokenization")}
-    settings = tiny.TOKENIZER_CONFIG | {"auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]}, "tokenizer_class": "Own", "trust_remote_code": True}
+    settings = tiny.TOKENIZER_CONFIG | {"auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]}, "tokenizer_class": "Own",
+                                        "trust_remote_code": True}
     base = write_files(tmp_path / "base", tiny.base_files(Random(1)) | own | {"tokenizer_config.json": json.dumps(settings).encode()})
     BaseBench().try_base(base)
-    config = tiny.CONFIG | {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own", "AutoConfig": "configuration_own.Own"}, "trust_remote_code": True}
+    config = tiny.CONFIG | {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own", "AutoConfig": "configuration_own.Own"},
+                            "trust_remote_code": True}
     (base / "config.json").write_text(json.dumps(config))
+    BaseBench().try_base(base)
+    (base / "config.json").write_text(json.dumps(config | {"model_type": "own"}))
     assert "auto_map" in _refused(lambda: open_base(base), base)
     assert not list(tmp_path.rglob("CANARY")) and "modeling_own" not in sys.modules
 
@@ -209,7 +217,8 @@ def test_a_pickle_that_is_cut_short_while_it_is_in_use(tmp_path: Path) -> None:
 def test_a_pickle_without_end_is_not_followed(tmp_path: Path, adapters: AdapterBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lora_bench.engine.adapters.pickled.MAX_PICKLE_BYTES", 10_000)
     endless = b"\x80\x02" + b"N" * 600_000 + b"."
-    before = b"".join(pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}))
+    before = b"".join(pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001,
+                                                           {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}))
     folder = _pickled(tmp_path, _packed(zipfile.ZIP_STORED, lambda name, content: endless if name.endswith("data.pkl") else content))
     assert "description" in _refused(lambda: adapters.try_adapter(folder), folder)
     (folder / "adapter_model.bin").write_bytes(before + endless)
@@ -218,8 +227,10 @@ def test_a_pickle_without_end_is_not_followed(tmp_path: Path, adapters: AdapterB
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("content", [
-    b"\x80\x02cposix\nmknod\nX\x06\x00\x00\x00CANARY\x85R.", b"cbuiltins\neval\n(S'open(\"CANARY\",\"w\")'\ntR.", b"\x80\x04\x8c\x02os\x8c\x05mknod\x93\x8c\x06CANARY\x85R.",
-    pickle.dumps({"a": Random(1)}), b"\x80\x02\x8b\xff\xff\xff\x7f1.", b"\x80\x02X\xff\xff\xff\x7fa.", b"\x80\x04\x95" + b"\xff" * 8 + b".", b"\x80\x02" + b"(" * 5000 + b".",
+    b"\x80\x02cposix\nmknod\nX\x06\x00\x00\x00CANARY\x85R.", b"cbuiltins\neval\n(S'open(\"CANARY\",\"w\")'\ntR.",
+    b"\x80\x04\x8c\x02os\x8c\x05mknod\x93\x8c\x06CANARY\x85R.",
+    pickle.dumps({"a": Random(1)}), b"\x80\x02\x8b\xff\xff\xff\x7f1.", b"\x80\x02X\xff\xff\xff\x7fa.",
+    b"\x80\x04\x95" + b"\xff" * 8 + b".", b"\x80\x02" + b"(" * 5000 + b".",
 ])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_pickles_that_call_or_lie(
@@ -236,7 +247,8 @@ def test_pickles_that_call_or_lie(
 def test_an_adapter_beyond_the_memory(tmp_path: Path, adapters: AdapterBench) -> None:
     """Its file is as long as it says, though nothing was ever written to most of it."""
     rows = 1 << 34
-    header = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{half}.weight": {"dtype": "F32", "shape": shape, "data_offsets": place}
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora"
+    header = {f"{name}_{half}.weight": {"dtype": "F32", "shape": shape, "data_offsets": place}
               for half, shape, place in (("A", [rows, 32], [0, 128 * rows]), ("B", [32, rows], [128 * rows, 256 * rows]))}
     text = json.dumps(header).encode()
     folder = write_files(tmp_path / "adapter", ADAPTER | {"adapter_model.safetensors": struct.pack("<Q", len(text)) + text})
@@ -247,8 +259,10 @@ def test_an_adapter_beyond_the_memory(tmp_path: Path, adapters: AdapterBench) ->
 # -- numbers and lists that are none, or without proportion --------------------------------------
 @pytest.mark.parametrize(("kind", "changes", "names"), [
     ("smollm3", {"layer_types": 7}, "layer_types"), ("llama", {"max_position_embeddings": 1}, "context"),
-    ("llama", {"num_hidden_layers": 10**9}, "layers"), ("llama", {"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, "factor"),
-    ("phi3", {"rope_scaling": families.LONGROPE | {"short_factor": [1e999] * 4}}, "short_factor"), ("llama", {"architectures": ["x" * 9] * 9999}, "architectures"),
+    ("llama", {"num_hidden_layers": 10**9}, "layers"),
+    ("llama", {"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, "factor"),
+    ("phi3", {"rope_scaling": families.LONGROPE | {"short_factor": [1e999] * 4}}, "short_factor"),
+    ("llama", {"architectures": ["x" * 9] * 9999}, "architectures"),
 ])
 def test_configs_that_lie(tmp_path: Path, kind: str, changes: dict[str, object], names: str) -> None:
     config = json.dumps(families.config(kind) | changes).encode()
@@ -257,7 +271,8 @@ def test_configs_that_lie(tmp_path: Path, kind: str, changes: dict[str, object],
 
 
 @pytest.mark.parametrize(("changes", "names"), [
-    ({"layer_replication": [[0, 2]] + [[1, 2]] * 10_000}, "layer_replication"), ({"layer_replication": [[0, 1 << 19]] * 10_000}, "layer_replication"),
+    ({"layer_replication": [[0, 2]] + [[1, 2]] * 10_000}, "layer_replication"),
+    ({"layer_replication": [[0, 1 << 19]] * 10_000}, "layer_replication"),
     ({"modules_to_save": ["x" * 70_000]}, "modules_to_save"), ({"r": 10**40}, "r"), ({"x" * 70_000: True}, "xxx"),
     ({"rank_pattern": {"(a+)+$": 4, "x" * 29_999: 4}}, "rank_pattern"),
 ])
@@ -280,12 +295,14 @@ def test_a_config_in_metadata_that_is_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "names"), [
-    ({"added_tokens": [{"id": None, "content": "</s>", "special": True}]}, "added_tokens"), ({"added_tokens": [{"content": "<s>"}]}, "added_tokens"),
+    ({"added_tokens": [{"id": None, "content": "</s>", "special": True}]}, "added_tokens"),
+    ({"added_tokens": [{"content": "<s>"}]}, "added_tokens"),
     ({"added_tokens": [{"id": 1, "content": "x" * 600, "special": True}]}, "600 characters"),
     ({"added_tokens": [{"id": 1, "content": f"{i:0400}", "special": True} for i in range(6000)]}, "added tokens hold"),
     ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [[f"{i:0400}", -1.0] for i in range(12_000)]}}, "pieces hold"),
     ({"decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}] * 300}}, "decodes"),
-    ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "<gone>"}, "pre_tokenizer": None, "decoder": None, "added_tokens": []}, "plain text"),
+    ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "<gone>"}, "pre_tokenizer": None, "decoder": None,
+      "added_tokens": []}, "plain text"),
 ])
 def test_tokenizers_that_cannot_be(tmp_path: Path, changes: dict[str, object], names: str) -> None:
     base = write_files(tmp_path / "base", tiny.base_files(Random(1)) | {"tokenizer.json": json.dumps(tiny.TOKENIZER | changes).encode()})
@@ -303,7 +320,8 @@ def test_a_special_token_in_metadata_without_proportion(tmp_path: Path, kind: st
 
 def test_more_tensors_and_pairs_than_any_model_has(tmp_path: Path) -> None:
     gguf, safetensors = tmp_path / "x.gguf", tmp_path / "x.safetensors"
-    gguf.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 100_000) + b"".join(struct.pack("<Q", 6) + b"%06x" % i + struct.pack("<IB", 0, 1) for i in range(100_000)))
+    pairs = b"".join(struct.pack("<Q", 6) + b"%06x" % i + struct.pack("<IB", 0, 1) for i in range(100_000))
+    gguf.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 100_000) + pairs)
     assert "100,000 metadata pairs, more" in _refused(lambda: open_base(gguf), tmp_path)
     gguf.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 200_000, 0) + bytes(33 * 200_000))
     assert "200,000 tensors, more" in _refused(lambda: open_base(gguf), tmp_path)

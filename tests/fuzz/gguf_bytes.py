@@ -13,7 +13,8 @@ from .mutations import NASTY, NUMBERS, TEXTS, blind
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 BLOCKS = {
-    "F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34),
+    "F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24),
+    "Q8_0": (8, 32, 34),
     "Q2_K": (10, 256, 84), "Q3_K": (11, 256, 110), "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210),
     "IQ4_NL": (20, 32, 18), "IQ4_XS": (23, 256, 136), "BF16": (30, 1, 2), "MXFP4": (39, 32, 17),
 }
@@ -133,12 +134,16 @@ def _skip_value(data: bytes, offset: int, found: Layout) -> int:
 def _skip_place(data: bytes, offset: int, found: Layout) -> int:
     offset = _skip_text(data, offset, found)
     dims = _get(data, offset, 4, found.order)
-    found.numbers += [(offset, 4), *((offset + 4 + 8 * i, 8) for i in range(min(dims, 8))), (offset + 4 + 8 * dims, 4), (offset + 8 + 8 * dims, 8)]
+    found.numbers += [(offset, 4), *((offset + 4 + 8 * i, 8) for i in range(min(dims, 8))), (offset + 4 + 8 * dims, 4),
+                      (offset + 8 + 8 * dims, 8)]
     return offset + 16 + 8 * dims
 
 
 def mutate(data: bytes, other: bytes, random: Random, keys: Sequence[str]) -> bytes:
-    """`data` with a lie in a field, or with pairs and tensors taken away, doubled, exchanged or made up; `keys` mean something to readers."""
+    """`data` with a lie in a field, or with pairs and tensors taken away, doubled, exchanged or made up.
+
+    `keys` mean something to readers.
+    """
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         chance = random.random()
         if chance < 0.35:
@@ -156,7 +161,8 @@ def _lie(data: bytes, random: Random) -> bytes:
     found = layout(data)
     offset, width = random.choice(found.numbers)
     number = _get(data, offset, width, found.order) if offset + width <= len(data) else 0
-    value = random.choice((random.choice(NASTY), random.getrandbits(64), number + 1, number - 1, number * 2, random.randrange(48))) & (1 << 8 * width) - 1
+    value = random.choice((random.choice(NASTY), random.getrandbits(64), number + 1, number - 1, number * 2, random.randrange(48)))
+    value &= (1 << 8 * width) - 1
     return data[:offset] + value.to_bytes(width, "little" if found.order == "<" else "big") + data[offset + width:]
 
 

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-NASTY = [0, 1, 2, 3, 7, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 64, 2**64 - 1]
-CHUNKS = [b"\xff" * 8, b"\0" * 8, b"\x1b]0;x\x07", b"[" * 500, b"{\"a\":" * 200, b"-1", b"1e999", b"NaN", b"\"", b"\\ud800", "\u202e漢".encode(),
+NASTY = [0, 1, 2, 3, 7, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 64,
+         2**64 - 1]
+CHUNKS = [b"\xff" * 8, b"\0" * 8, b"\x1b]0;x\x07", b"[" * 500, b"{\"a\":" * 200, b"-1", b"1e999", b"NaN", b"\"", b"\\ud800",
+          "\u202e漢".encode(),
           b"\xc0\xaf", b"../../../../etc/passwd", b"\r\n", b"%s%n", b"/dev/zero"]
-TEXTS = ["", " ", ".", "..", "/", "../x", "/etc/passwd", "/dev/zero", "\0", "\x1b[31m", "\u202e", "\ud800", "😀", "a" * 70_000, "[/bold]", "%s%n", "NaN", "-1",
+TEXTS = ["", " ", ".", "..", "/", "../x", "/etc/passwd", "/dev/zero", "\0", "\x1b[31m", "\u202e", "\ud800", "😀", "a" * 70_000, "[/bold]",
+         "%s%n", "NaN", "-1",
          "(a+)+$", "(.*)*", "[", "\\", "(?P<x>", "a{99999}", "__class__", "null", "\u2028", "e\u0301" * 50]
 NUMBERS: list[Any] = [*NASTY, -1, -(2**31), -(2**63), 10**40, 0.0, -0.0, 0.5, 1e-300, 1e308, float("inf"), float("-inf"), float("nan"), 1.5]
 
@@ -81,7 +84,8 @@ def json_tree(value: Any, random: Random, words: Sequence[str] = ()) -> Any:
     if chance < 0.15:
         del holder[key]
     elif chance < 0.3 and isinstance(holder, dict):
-        holder[random.choice([*words, *TEXTS]) if random.random() < 0.8 else str(key)[:20] + "x"] = random.choice((holder[key], _any(random, words)))
+        name = random.choice([*words, *TEXTS]) if random.random() < 0.8 else str(key)[:20] + "x"
+        holder[name] = random.choice((holder[key], _any(random, words)))
     elif chance < 0.4 and isinstance(holder, list):
         holder[key:key] = [holder[key]] * random.choice((1, 3, 300))
     elif chance < 0.5 and isinstance(holder, dict):

@@ -40,21 +40,27 @@ def seeds() -> list[bytes]:
         ({"use_dora": True}, plain | {name.replace("lora_B.weight", "lora_magnitude_vector"): (rows,) for name, rows in outputs.items()}),
         ({"lora_bias": True}, plain | {name.replace("weight", "bias"): (rows,) for name, rows in outputs.items()}),
         ({"bias": "lora_only"}, plain | {name.replace("lora_B.weight", "bias"): (rows,) for name, rows in outputs.items()}),
-        ({"target_modules": ["q_proj", "v_proj", "embed_tokens"]}, plain | {f"{_EMBED}.lora_embedding_A": (4, _ROWS), f"{_EMBED}.lora_embedding_B": (tiny.HIDDEN, 4)}),
-        ({"target_modules": ["q_proj", "v_proj", "lm_head"]}, plain | {f"{_HEAD}.lora_A.weight": (4, tiny.HIDDEN), f"{_HEAD}.lora_B.weight": (_ROWS, 4)}),
+        ({"target_modules": ["q_proj", "v_proj", "embed_tokens"]},
+         plain | {f"{_EMBED}.lora_embedding_A": (4, _ROWS), f"{_EMBED}.lora_embedding_B": (tiny.HIDDEN, 4)}),
+        ({"target_modules": ["q_proj", "v_proj", "lm_head"]},
+         plain | {f"{_HEAD}.lora_A.weight": (4, tiny.HIDDEN), f"{_HEAD}.lora_B.weight": (_ROWS, 4)}),
         ({"modules_to_save": ["embed_tokens", "lm_head"]}, plain | {f"{path}.weight": (_ROWS, tiny.HIDDEN) for path in (_EMBED, _HEAD)}),
-        ({"modules_to_save": ["embed_tokens", "lm_head"]}, plain | {f"{path}.weight": (_ROWS + 2, tiny.HIDDEN) for path in (_EMBED, _HEAD)}),
+        ({"modules_to_save": ["embed_tokens", "lm_head"]},
+         plain | {f"{path}.weight": (_ROWS + 2, tiny.HIDDEN) for path in (_EMBED, _HEAD)}),
         ({"modules_to_save": ["norm"]}, plain | {"base_model.model.model.norm.weight": (tiny.HIDDEN,)}),
         ({"trainable_token_indices": [1, 3]}, plain | {f"{_EMBED}.token_adapter.trainable_tokens_delta": (2, tiny.HIDDEN)}),
-        ({"trainable_token_indices": {"embed_tokens": [1, 3]}}, plain | {f"{_EMBED}.token_adapter.trainable_tokens_delta": (2, tiny.HIDDEN)}),
-        ({"layer_replication": [[0, 2], [1, 2]]}, plain), ({"target_parameters": ["mlp.experts"]}, plain), ({"init_lora_weights": "pissa"}, plain),
+        ({"trainable_token_indices": {"embed_tokens": [1, 3]}},
+         plain | {f"{_EMBED}.token_adapter.trainable_tokens_delta": (2, tiny.HIDDEN)}),
+        ({"layer_replication": [[0, 2], [1, 2]]}, plain), ({"target_parameters": ["mlp.experts"]}, plain),
+        ({"init_lora_weights": "pissa"}, plain),
         ({"auto_mapping": {"base_model_class": "x", "parent_library": "os"}, "eva_config": {"rho": 2.0}, "loftq_config": {}}, plain),
     ]
     files = [(config, tiny.adapter_weights(random, shapes)) for config, shapes in kinds]
     files += [
         ({}, tiny.adapter_weights(random, plain, True, {"format": "pt"})),
         ({}, tiny.adapter_weights(random, {name.replace("weight", "default.weight"): shape for name, shape in plain.items()})),
-        ({}, tiny.adapter_weights(random, {name.replace(".model.layers", ".language_model.layers"): shape for name, shape in plain.items()})),
+        ({}, tiny.adapter_weights(
+            random, {name.replace(".model.layers", ".language_model.layers"): shape for name, shape in plain.items()})),
     ]
     return [join(json.dumps(tiny.adapter_config(**config)).encode(), weights) for config, weights in files]
 

@@ -41,11 +41,13 @@ def fuzz(name: str, seconds: float, seed: int, out: Path, executions: int = 1 <<
     began = time.monotonic()
     while (left := began + seconds - time.monotonic()) > 0 and total["executions"] < executions and total["ended"] <= MAX_ENDS:
         counts, end = _Process(name, folder, seed + total["ended"], left, executions - total["executions"], total["findings"]).watch()
-        total |= {key: total[key] + counts.get(key, 0) for key in _SUMS} | {key: round(max(total[key], counts.get(key, 0)), 2) for key in _PEAKS}
+        total |= {key: total[key] + counts.get(key, 0) for key in _SUMS}
+        total |= {key: round(max(total[key], counts.get(key, 0)), 2) for key in _PEAKS}
         if not end:
             break
         total["ended"] += 1
-        _add(total["findings"], {"finding": end, "fault": end, "file": _keep_current(folder), "seed": seed, "execution": counts.get("executions", 0)})
+        _add(total["findings"], {"finding": end, "fault": end, "file": _keep_current(folder), "seed": seed,
+                                 "execution": counts.get("executions", 0)})
     return total | {"seconds": round(time.monotonic() - began, 1)}
 
 
@@ -158,8 +160,8 @@ def main() -> int:
 def _all(names: list[str], arguments: argparse.Namespace) -> int:
     def one(name: str) -> tuple[str, dict[str, Any]]:
         figures = fuzz(name, arguments.seconds, arguments.seed, arguments.out)
-        print(f"{name}: {figures['executions']:,} inputs in {figures['seconds']:.0f} s, {figures['accepted']:,} accepted, {figures['lines']} lines, "
-              f"{len(figures['findings'])} kinds of findings", flush=True)
+        print(f"{name}: {figures['executions']:,} inputs in {figures['seconds']:.0f} s, {figures['accepted']:,} accepted, "
+              f"{figures['lines']} lines, {len(figures['findings'])} kinds of findings", flush=True)
         for kind, finding in figures["findings"].items():
             print(f"  {finding['count']} x {kind}  -> {arguments.out / name / 'findings' / finding['file']}", flush=True)
         return name, figures

@@ -16,14 +16,18 @@ PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "
 TEMPLATE = ("{% for m in messages %}{{ '<|im_start|>' + m.role + ':' + m.content + '<|im_end|>' }}{% endfor %}"
             "{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% endif %}")
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE,
-    "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "vocab_size": len(TOKENS),
-    "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+    "vocab_size": len(TOKENS),
+    "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "tie_word_embeddings": False, "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 TOKENIZER_CONFIG = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": TEMPLATE}
 TOKENIZER = {
     "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None,
-    "added_tokens": [{"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    "added_tokens": [{"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+                      "special": True}
                      for i, text in enumerate(TOKENS[:5])],
     "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
     "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
@@ -41,7 +45,8 @@ GGUF_SIZES = {
 
 def gguf_metadata(architecture: str = "llama", **own: object) -> dict[str, object]:
     """What a converter writes for the tiny base; `own` are more keys of the architecture."""
-    return {"general.architecture": architecture, "general.name": "tiny"} | {f"{architecture}.{key}": value for key, value in (GGUF_SIZES | own).items()} | {
+    sizes = {f"{architecture}.{key}": value for key, value in (GGUF_SIZES | own).items()}
+    return {"general.architecture": architecture, "general.name": "tiny"} | sizes | {
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": TOKENS,
         "tokenizer.ggml.token_type": [2, 3, 3, 3, 3] + [1] * 45, "tokenizer.ggml.merges": ["t h", "h e"], "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": TEMPLATE,
@@ -52,7 +57,8 @@ def module_shapes() -> dict[str, tuple[int, int]]:
     """(outputs, inputs) of every linear of a layer, by its name there."""
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     return {
-        "self_attn.q_proj": (q, HIDDEN), "self_attn.k_proj": (kv, HIDDEN), "self_attn.v_proj": (kv, HIDDEN), "self_attn.o_proj": (HIDDEN, q),
+        "self_attn.q_proj": (q, HIDDEN), "self_attn.k_proj": (kv, HIDDEN), "self_attn.v_proj": (kv, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, q),
         "mlp.gate_proj": (INTERMEDIATE, HIDDEN), "mlp.up_proj": (INTERMEDIATE, HIDDEN), "mlp.down_proj": (HIDDEN, INTERMEDIATE),
     }
 
@@ -106,7 +112,8 @@ def adapter_shapes(targets: tuple[str, ...] = ("q_proj", "v_proj"), rank: int = 
     return shapes
 
 
-def adapter_weights(random: Random, shapes: Mapping[str, tuple[int, ...]], half: bool = False, metadata: Mapping[str, str] | None = None) -> bytes:
+def adapter_weights(random: Random, shapes: Mapping[str, tuple[int, ...]], half: bool = False,
+                    metadata: Mapping[str, str] | None = None) -> bytes:
     return safetensors({name: ("F16" if half else "F32", shape, floats(shape, random, half)) for name, shape in shapes.items()}, metadata)
 
 

@@ -6,7 +6,6 @@ import json
 import mmap
 import os
 import re
-import resource
 import struct
 import sys
 import time
@@ -18,12 +17,13 @@ from random import Random
 import lora_bench.engine
 
 from .coverage import Coverage
+from .memory import limit_address_space, peak_mb, rss_mb
 from .target import Target, Wrong, fault_of_message, find_target
 
 CLOCK = struct.Struct("dq")
 """what `clock` in the work folder holds: the monotonic time when the input being tried began, 0 between two; how many were tried"""
 ADDRESS_SPACE = 4 << 30
-"""more than what the process has when it is ready: a guard for the machine, the bound of a target is far below"""
+"""more than what the process has when it is ready; the bound of a target is far below"""
 TELL_SECONDS = 1.0
 PRODUCT = str(Path(lora_bench.engine.__path__[0]).parent)
 
@@ -71,8 +71,8 @@ class Worker:
         """Try the corpus, then broken copies of it, until either bound is reached."""
         end = time.monotonic() + seconds
         corpus = self._corpus()
-        self.counts.ready_rss_mb = _rss_mb()
-        _limit_address_space()
+        self.counts.ready_rss_mb = rss_mb()
+        limit_address_space(ADDRESS_SPACE)
         for data in list(corpus):
             self._step(data, corpus, keep=False)
         while time.monotonic() < end and self.counts.executions < executions:
@@ -121,7 +121,7 @@ class Worker:
 
     def _measured(self, data: bytes) -> tuple[str, float, float]:
         """The fault of the outcome, wall seconds, megabytes touched beyond all before."""
-        before, peak = _rss_mb(), _peak_mb()
+        before, peak = rss_mb(), peak_mb()
         began = time.monotonic()
         CLOCK.pack_into(self._clock, 0, began, self.counts.executions)
         try:
@@ -137,12 +137,11 @@ class Worker:
         except BaseException as error:  # a panic of a library in Rust is no Exception
             fault = f"{type(error).__name__}: {str(error)[:300]!r} {_where(error)}"
         CLOCK.pack_into(self._clock, 0, 0.0, self.counts.executions)
-        after = _peak_mb()
+        after = peak_mb()
         return fault, time.monotonic() - began, after - before if after > peak else 0.0
 
     def _report(self, fault: str, data: bytes) -> None:
-        kind = re.sub(r"\d+(\.\d+)?|'[^']*'|\"[^\"]*\"", "N", fault.split(": 'N")[0]) if fault.startswith("message") else re.sub(r"\d+", "N", fault)
-        kind = kind[:160] if fault.startswith(("slow", "memory", "message")) else re.sub(r": .* (?=\()", " ", fault)
+        kind = _kind(fault)
         first = kind not in self.seen
         self.seen.add(kind)
         name = ""
@@ -151,7 +150,8 @@ class Worker:
             name = hashlib.sha1(data).hexdigest()[:12]
             (self.folder / "findings").mkdir(exist_ok=True)
             (self.folder / "findings" / name).write_bytes(data)
-        print(json.dumps({"target": self.name, "finding": kind, "fault": fault, "file": name, "seed": self.seed, "execution": self.counts.executions}), flush=True)
+        print(json.dumps({"target": self.name, "finding": kind, "fault": fault, "file": name, "seed": self.seed,
+                          "execution": self.counts.executions}), flush=True)
 
     def _smaller(self, data: bytes, fault: str) -> bytes:
         """A shorter input with the same exception at the same place, as far as a few seconds go."""
@@ -174,8 +174,15 @@ class Worker:
 
     def _tell(self, corpus: list[bytes]) -> None:
         self._told = time.monotonic()
-        self.counts.lines, self.counts.corpus, self.counts.rss_mb = self.coverage.lines, len(corpus), _rss_mb()
+        self.counts.lines, self.counts.corpus, self.counts.rss_mb = self.coverage.lines, len(corpus), rss_mb()
         print(json.dumps({"target": self.name, "counts": asdict(self.counts)}), flush=True)
+
+
+def _kind(fault: str) -> str:
+    """What findings of one cause share: numbers and quoted text apart; of an exception its type and its place."""
+    if fault.startswith(("slow", "memory", "message")):
+        return re.sub(r"\d+(\.\d+)?|'[^']*'|\"[^\"]*\"", "N", fault)[:160]
+    return re.sub(r": .* (?=\()", " ", fault)
 
 
 def _where(error: BaseException) -> str:
@@ -191,22 +198,6 @@ def _clock(path: Path) -> mmap.mmap:
     path.write_bytes(bytes(CLOCK.size))
     with path.open("r+b") as stream:
         return mmap.mmap(stream.fileno(), CLOCK.size)
-
-
-def _rss_mb() -> float:
-    with open("/proc/self/statm", encoding="ascii") as stream:
-        return int(stream.read().split()[1]) * resource.getpagesize() / 1e6
-
-
-def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-
-
-def _limit_address_space() -> None:
-    with open("/proc/self/statm", encoding="ascii") as stream:
-        now = int(stream.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + ADDRESS_SPACE, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def main(names: str, out: str, seed: str, seconds: str, executions: str) -> None:

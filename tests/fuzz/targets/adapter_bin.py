@@ -17,8 +17,10 @@ from ..bench import AdapterBench, write_files
 from ..mutations import blind
 from ..target import Run, Target
 
-SNIPPETS = [b"cposix\nmknod\n(VCANARY\ntR", b"cbuiltins\nexec\n(Vopen('CANARY','w')\ntR", b"ctorch\nload\n", b"ctorch._utils\n_rebuild_tensor_v2\n", b"}", b"]", b"(", b"t", b"R", b"u", b"s",
-            b"\x8a\x08" + b"\xff" * 7 + b"\x7f", b"J\xff\xff\xff\x7f", b"h\x00", b"q\x00", b"Q", b"ctorch\nsparse_coo_tensor\n", b"K\x01", b"M\xff\xff", b"ccollections\nOrderedDict\n", b")", b"b", b"\x88", b"N"]
+SNIPPETS = [b"cposix\nmknod\n(VCANARY\ntR", b"cbuiltins\nexec\n(Vopen('CANARY','w')\ntR", b"ctorch\nload\n",
+            b"ctorch._utils\n_rebuild_tensor_v2\n", b"}", b"]", b"(", b"t", b"R", b"u", b"s",
+            b"\x8a\x08" + b"\xff" * 7 + b"\x7f", b"J\xff\xff\xff\x7f", b"h\x00", b"q\x00", b"Q", b"ctorch\nsparse_coo_tensor\n", b"K\x01",
+            b"M\xff\xff", b"ccollections\nOrderedDict\n", b")", b"b", b"\x88", b"N"]
 
 
 def seeds() -> list[bytes]:

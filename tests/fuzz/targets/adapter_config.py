@@ -9,8 +9,10 @@ from .. import peft_folder
 from ..mutations import mutate_json
 from ..target import Target
 
-WORDS = [*FIELDS, "LORA", "IA3", "all", "lora_only", "all-linear", "q_proj", "v_proj", "layers.0.self_attn.q_proj", ".*q_proj", r".*\.0\..*", "(a+)+$", "(.*.*.*)*x",
-         "^(?:q|v)_proj$", "embed_tokens", "lm_head", "norm", "pissa", "pissa_niter_4", "olora", "eva", "loftq", "gaussian", "corda", "layers", "h", "default",
+WORDS = [*FIELDS, "LORA", "IA3", "all", "lora_only", "all-linear", "q_proj", "v_proj", "layers.0.self_attn.q_proj", ".*q_proj",
+         r".*\.0\..*", "(a+)+$", "(.*.*.*)*x",
+         "^(?:q|v)_proj$", "embed_tokens", "lm_head", "norm", "pissa", "pissa_niter_4", "olora", "eva", "loftq", "gaussian", "corda",
+         "layers", "h", "default",
          "model.layers.0.self_attn.q_proj", "(?i)Q_PROJ", "layers\\.(0|1)\\.", "a{1,99999}b"]
 
 

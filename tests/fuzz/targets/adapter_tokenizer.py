@@ -12,7 +12,8 @@ from ..target import Run, Target
 from .tokenizer_json import WORDS
 
 ROWS = len(tiny.TOKENS) + 2
-ADDED = [{"id": len(tiny.TOKENS) + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": i == 0}
+ADDED = [{"id": len(tiny.TOKENS) + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+          "special": i == 0}
          for i, text in enumerate(("<|tool|>", "plain_word"))]
 
 
@@ -27,7 +28,8 @@ def prepare(folder: Path) -> Run:
     shapes = tiny.adapter_shapes() | {f"base_model.model.{name}.weight": (ROWS, tiny.HIDDEN) for name in ("model.embed_tokens", "lm_head")}
     adapter = write_files(folder / "adapter", {
         "adapter_config.json": json.dumps(tiny.adapter_config(modules_to_save=["embed_tokens", "lm_head"])).encode(),
-        "adapter_model.safetensors": tiny.adapter_weights(Random(1), shapes), "tokenizer_config.json": json.dumps(tiny.TOKENIZER_CONFIG).encode()})
+        "adapter_model.safetensors": tiny.adapter_weights(Random(1), shapes),
+        "tokenizer_config.json": json.dumps(tiny.TOKENIZER_CONFIG).encode()})
 
     def run(data: bytes) -> None:
         (adapter / "tokenizer.json").write_bytes(data)
@@ -37,5 +39,6 @@ def prepare(folder: Path) -> Run:
 
 
 TARGET = Target(
-    seeds, lambda data, other, random: mutate_json(data, other, random, [*WORDS, "<|tool|>", "plain_word"]), prepare, peft_folder.DOCUMENTED,
+    seeds, lambda data, other, random: mutate_json(data, other, random, [*WORDS, "<|tool|>", "plain_word"]), prepare,
+    peft_folder.DOCUMENTED,
     peft_folder.names)

@@ -14,13 +14,16 @@ from ..target import Run, Target
 
 FILES = {
     "tokenizer_config.json": tiny.TOKENIZER_CONFIG | {
-        "add_bos_token": True, "added_tokens_decoder": {"1": {"content": "<s>", "special": True, "lstrip": False}}, "tokenizer_class": "LlamaTokenizer"},
+        "add_bos_token": True, "added_tokens_decoder": {"1": {"content": "<s>", "special": True, "lstrip": False}},
+        "tokenizer_class": "LlamaTokenizer"},
     "special_tokens_map.json": {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "additional_special_tokens": ["<|im_start|>"]},
     "generation_config.json": {"eos_token_id": [2, 4], "bos_token_id": 1, "temperature": 0.6},
     "added_tokens.json": {"<|im_end|>": 4}, "chat_template.json": {"chat_template": tiny.TEMPLATE},
 }
-WORDS = [*FILES, *tiny.TOKENS[:6], "bos_token", "eos_token", "unk_token", "pad_token", "eos_token_id", "chat_template", "content", "default", "name", "template",
-         "add_bos_token", "add_eos_token", "auto_map", "tokenizer_class", "{{ messages }}", "rag", "tool_use", "{% for x in range(10**9) %}{% endfor %}"]
+WORDS = [*FILES, *tiny.TOKENS[:6], "bos_token", "eos_token", "unk_token", "pad_token", "eos_token_id", "chat_template", "content",
+         "default", "name", "template",
+         "add_bos_token", "add_eos_token", "auto_map", "tokenizer_class", "{{ messages }}", "rag", "tool_use",
+         "{% for x in range(10**9) %}{% endfor %}"]
 
 
 def mutate(data: bytes, other: bytes, random: Random) -> bytes:
@@ -53,6 +56,10 @@ def prepare(folder: Path) -> Run:
     return run
 
 
+def seeds() -> list[bytes]:
+    several = {"tokenizer_config.json": {"chat_template": [{"name": "default", "template": "x"}]}}
+    return [json.dumps(FILES).encode(), json.dumps(several).encode()]
+
+
 TARGET = Target(
-    lambda: [json.dumps(FILES).encode(), json.dumps({"tokenizer_config.json": {"chat_template": [{"name": "default", "template": "x"}]}}).encode()],
-    mutate, prepare, (FormatError, OSError), lambda folder: str(folder / "base"), seconds=5.0)
+    seeds, mutate, prepare, (FormatError, OSError), lambda folder: str(folder / "base"), seconds=5.0)

@@ -13,7 +13,8 @@ from .. import gguf_bytes, tiny
 from ..bench import AdapterBench
 from ..target import Run, Target
 
-KEYS = ["general.type", "general.architecture", "general.alignment", "general.name", "adapter.type", "adapter.lora.alpha", "adapter.lora.task_name",
+KEYS = ["general.type", "general.architecture", "general.alignment", "general.name", "adapter.type", "adapter.lora.alpha",
+        "adapter.lora.task_name",
         "adapter.lora.prompt_prefix", "adapter.alora.invocation_tokens", "general.base_model.0.name", "general.license", "split.count"]
 NAMES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up",
          "down_proj": "ffn_down"}
@@ -47,13 +48,16 @@ def _data(kind: str, shape: tuple[int, int], random: Random, order: str) -> byte
 
 def seeds() -> list[bytes]:
     rows = len(tiny.TOKENS)
-    head = {"output.weight.lora_a": ("F32", (4, tiny.HIDDEN), bytes(16 * tiny.HIDDEN)), "output.weight.lora_b": ("F32", (rows, 4), bytes(16 * rows))}
+    head = {"output.weight.lora_a": ("F32", (4, tiny.HIDDEN), bytes(16 * tiny.HIDDEN)),
+            "output.weight.lora_b": ("F32", (rows, 4), bytes(16 * rows))}
     embedding = {"token_embd.weight.lora_a": ("F32", (rows, 4), bytes(16 * rows)),
                  "token_embd.weight.lora_b": ("F32", (tiny.HIDDEN, 4), bytes(16 * tiny.HIDDEN))}
     return [
-        adapter(), adapter("F16"), adapter("BF16"), adapter("Q8_0", rank=32), adapter(targets=tuple(NAMES)), adapter(version=2), adapter(order=">"),
+        adapter(), adapter("F16"), adapter("BF16"), adapter("Q8_0", rank=32), adapter(targets=tuple(NAMES)), adapter(version=2),
+        adapter(order=">"),
         adapter(**{"adapter.alora.invocation_tokens": [3, 5, 6]}), adapter(extra=head), adapter(extra=embedding),
-        adapter(**{"adapter.lora.task_name": "a task", "adapter.lora.prompt_prefix": "say: ", "general.name": "it", "general.license": "mit"}),
+        adapter(**{"adapter.lora.task_name": "a task", "adapter.lora.prompt_prefix": "say: ", "general.name": "it",
+                   "general.license": "mit"}),
     ]
 
 

@@ -10,9 +10,12 @@ from ..bench import AdapterBench, write_files
 from ..mutations import mutate_json, mutate_safetensors
 from ..target import Run, Target
 
-WORDS = ["fine_tune_type", "lora", "dora", "full", "lora_parameters", "scale", "rank", "alpha", "dropout", "keys", "num_layers", "model", "self_attn.q_proj"]
-NAMES = ["model.layers.0.self_attn.q_proj.lora_a", "model.layers.0.self_attn.q_proj.lora_b", "model.layers.0.self_attn.q_proj.m", "lm_head.lora_a",
-         "model.embed_tokens.lora_a", "model.embed_tokens.lora_b", "model.layers.9.self_attn.q_proj.lora_a", "F32", "BF16", "dtype", "shape"]
+WORDS = ["fine_tune_type", "lora", "dora", "full", "lora_parameters", "scale", "rank", "alpha", "dropout", "keys", "num_layers", "model",
+         "self_attn.q_proj"]
+NAMES = ["model.layers.0.self_attn.q_proj.lora_a", "model.layers.0.self_attn.q_proj.lora_b", "model.layers.0.self_attn.q_proj.m",
+         "lm_head.lora_a",
+         "model.embed_tokens.lora_a", "model.embed_tokens.lora_b", "model.layers.9.self_attn.q_proj.lora_a", "F32", "BF16", "dtype",
+         "shape"]
 
 
 def mutate(data: bytes, other: bytes, random: Random) -> bytes:
@@ -30,8 +33,10 @@ def seeds() -> list[bytes]:
             for name in ("self_attn.q_proj", "self_attn.v_proj"):
                 outputs, inputs = tiny.module_shapes()[name]
                 path = f"model.layers.{layer}.{name}"
-                shapes |= {f"{path}.lora_a": (inputs, 4), f"{path}.lora_b": (4, outputs)} | ({f"{path}.m": (outputs,)} if kind == "dora" else {})
-        config = {"fine_tune_type": kind, "model": "some/model", "num_layers": 2, "lora_parameters": {"rank": 4, "scale": 20.0, "dropout": 0.0}}
+                shapes |= {f"{path}.lora_a": (inputs, 4),
+                           f"{path}.lora_b": (4, outputs)} | ({f"{path}.m": (outputs,)} if kind == "dora" else {})
+        config = {"fine_tune_type": kind, "model": "some/model", "num_layers": 2,
+                  "lora_parameters": {"rank": 4, "scale": 20.0, "dropout": 0.0}}
         result.append(peft_folder.join(json.dumps(config).encode(), tiny.adapter_weights(random, shapes)))
     return result
 

@@ -20,14 +20,16 @@ def mutate(data: bytes, other: bytes, random: Random) -> bytes:
     lines = data.split(b"\n")
     place = random.randrange(len(lines))
     text = random.choice(TEXTS).encode("utf-8", "surrogatepass")
-    lines[place:place + 1] = random.choice(([], [lines[place]] * 500, [b"- " + text], [b"tags: " + text], [text + b": x"], [b"---"], [b"a: [" + text], [b"\x85"], [b"x" * 70_000]))
+    lines[place:place + 1] = random.choice(([], [lines[place]] * 500, [b"- " + text], [b"tags: " + text], [text + b": x"], [b"---"],
+                                            [b"a: [" + text], [b"\x85"], [b"x" * 70_000]))
     return b"\n".join(lines)
 
 
 def prepare(folder: Path) -> Run:
     bench = AdapterBench(folder)
     adapter = write_files(folder / "adapter", {
-        "adapter_config.json": json.dumps(tiny.adapter_config()).encode(), "adapter_model.safetensors": tiny.adapter_weights(Random(1), tiny.adapter_shapes())})
+        "adapter_config.json": json.dumps(tiny.adapter_config()).encode(),
+        "adapter_model.safetensors": tiny.adapter_weights(Random(1), tiny.adapter_shapes())})
 
     def run(data: bytes) -> None:
         (adapter / "README.md").write_bytes(data)

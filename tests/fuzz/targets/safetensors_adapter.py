@@ -13,8 +13,10 @@ WORDS = [
         "model.layers.0.self_attn.q_proj.lora_A.weight", "model.layers.0.self_attn.q_proj.lora_B.weight", "lm_head.lora_A.weight",
         "model.layers.0.self_attn.q_proj.lora_A.default.weight", "model.layers.0.self_attn.v_proj.lora_magnitude_vector",
         "model.layers.0.self_attn.v_proj.lora_magnitude_vector.weight", "model.layers.0.self_attn.q_proj.lora_B.bias",
-        "model.embed_tokens.lora_embedding_A", "model.embed_tokens.lora_embedding_B", "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight",
-        "model.layers.0.self_attn.q_proj.base_layer.weight", "model.layers.0.self_attn.q_proj.bias", "model.layers.7.self_attn.q_proj.lora_A.weight",
+        "model.embed_tokens.lora_embedding_A", "model.embed_tokens.lora_embedding_B", "model.embed_tokens.weight", "lm_head.weight",
+        "model.norm.weight",
+        "model.layers.0.self_attn.q_proj.base_layer.weight", "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.7.self_attn.q_proj.lora_A.weight",
         "model.embed_tokens.token_adapter.trainable_tokens_delta", "model.language_model.layers.0.self_attn.q_proj.lora_A.weight")),
 ]
 

@@ -36,4 +36,5 @@ def prepare(folder: Path) -> Run:
 
 
 TARGET = Target(
-    seeds, lambda data, other, random: mutate_safetensors(data, other, random, WORDS), prepare, (FormatError, OSError), lambda folder: str(folder / "base"))
+    seeds, lambda data, other, random: mutate_safetensors(data, other, random, WORDS), prepare, (FormatError, OSError),
+    lambda folder: str(folder / "base"))

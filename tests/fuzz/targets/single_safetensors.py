@@ -11,7 +11,8 @@ from ..mutations import mutate_json, mutate_safetensors
 from ..target import Run, Target
 from .adapter_config import WORDS as CONFIG_WORDS
 
-WORDS = ["adapter_config", "peft_config", "lora_config", "lora_adapter_metadata", "r", "rank", "lora_alpha", "alpha", "ss_network_dim", "ss_network_alpha", "format",
+WORDS = ["adapter_config", "peft_config", "lora_config", "lora_adapter_metadata", "r", "rank", "lora_alpha", "alpha", "ss_network_dim",
+         "ss_network_alpha", "format",
          "__metadata__", "8", "8.0", "1e999", "nan", "-4", "4.5", "F32", "BF16"]
 
 
@@ -36,7 +37,8 @@ def mutate(data: bytes, other: bytes, random: Random) -> bytes:
 
 def seeds() -> list[bytes]:
     random, shapes = Random(1), tiny.adapter_shapes()
-    metadata = [{"adapter_config": json.dumps(tiny.adapter_config())}, {"lora_adapter_metadata": json.dumps(tiny.adapter_config(use_rslora=True))},
+    metadata = [{"adapter_config": json.dumps(tiny.adapter_config())},
+                {"lora_adapter_metadata": json.dumps(tiny.adapter_config(use_rslora=True))},
                 {"r": "4", "lora_alpha": "8"}, {"ss_network_dim": "4", "ss_network_alpha": "2.5", "ss_tag": "x"}]
     return [tiny.adapter_weights(random, shapes, metadata=entries) for entries in metadata]
 

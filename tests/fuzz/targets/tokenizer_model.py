@@ -100,8 +100,10 @@ def _changed(data: bytes, random: Random, depth: int = 0) -> bytes:
     elif chance < 0.8:
         fields[place] = random.choice((1, 2, 3, 4, 5, 10, 35, 0, 1 << 28)), kind, content
     else:
-        fields[place] = random.choice(((number, 0, varint(random.choice(NASTY))), (number, 2, sized(random.choice(TEXTS).encode("utf-8", "surrogatepass"))),
-                                       (number, 5, random.randbytes(4)), (number, 1, random.randbytes(8)), (number, 2, varint(random.choice(NASTY))),
+        fields[place] = random.choice(((number, 0, varint(random.choice(NASTY))),
+                                       (number, 2, sized(random.choice(TEXTS).encode("utf-8", "surrogatepass"))),
+                                       (number, 5, random.randbytes(4)), (number, 1, random.randbytes(8)),
+                                       (number, 2, varint(random.choice(NASTY))),
                                        (number, 2, sized(random.randbytes(random.choice((4, 64, 1024)))))))
     return message(fields)
 

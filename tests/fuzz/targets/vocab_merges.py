@@ -22,7 +22,8 @@ def mutate(data: bytes, other: bytes, random: Random) -> bytes:
         return mutate_json(vocab, other.partition(b"\n")[0], random, WORDS).replace(b"\n", b" ") + b"\n" + merges
     lines = merges.split(b"\n")
     place = random.randrange(len(lines))
-    lines[place:place + 1] = random.choice(([], [b"t  h"], [b"#version: 9"], [b" "], [lines[place]] * 300, [b"a"], [b"a b", b"ab c"], [blind(lines[place], other, random)]))
+    lines[place:place + 1] = random.choice(([], [b"t  h"], [b"#version: 9"], [b" "], [lines[place]] * 300, [b"a"], [b"a b", b"ab c"],
+                                            [blind(lines[place], other, random)]))
     return vocab + b"\n" + b"\n".join(lines)
 
 

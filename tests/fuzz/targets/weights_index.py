@@ -14,14 +14,16 @@ from ..mutations import mutate_json
 from ..target import Run, Target
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-WORDS = [*SHARDS, "model-00001-of-00001.safetensors", "../outside.safetensors", "./" + SHARDS[0], "pipe.safetensors", "folder.safetensors", "link.safetensors",
+WORDS = [*SHARDS, "model-00001-of-00001.safetensors", "../outside.safetensors", "./" + SHARDS[0], "pipe.safetensors", "folder.safetensors",
+         "link.safetensors",
          "weight_map", "metadata", "total_size", "model.norm.weight", "lm_head.weight", "/dev/zero", "config.json", SHARDS[0].upper()]
 
 
 def shards() -> dict[str, bytes]:
-    random, names = Random(1), list(tiny.base_shapes())
+    random, shapes = Random(1), tiny.base_shapes()
+    names = list(shapes)
     halves = names[::2], names[1::2]
-    return {file: tiny.safetensors({name: ("F32", shape, tiny.floats(shape, random)) for name in half for shape in [tiny.base_shapes()[name]]})
+    return {file: tiny.safetensors({name: ("F32", shapes[name], tiny.floats(shapes[name], random)) for name in half})
             for file, half in zip(SHARDS, halves, strict=True)}
 
 
@@ -48,4 +50,5 @@ def prepare(folder: Path) -> Run:
 
 
 TARGET = Target(
-    seeds, lambda data, other, random: mutate_json(data, other, random, WORDS), prepare, (FormatError, OSError), lambda folder: str(folder / "base"))
+    seeds, lambda data, other, random: mutate_json(data, other, random, WORDS), prepare, (FormatError, OSError),
+    lambda folder: str(folder / "base"))

@@ -1,0 +1,27 @@
+"""What this process holds of the memory, in megabytes."""
+from __future__ import annotations
+
+import resource
+import sys
+
+import psutil
+
+_PROCESS = psutil.Process()
+_PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def rss_mb() -> float:
+    return _PROCESS.memory_info().rss / 1e6
+
+
+def peak_mb() -> float:
+    """The most it ever held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT / 1e6
+
+
+def limit_address_space(more: int) -> None:
+    """So many bytes more than now may be asked for: a guard for the machine."""
+    if sys.platform == "linux":
+        now = _PROCESS.memory_info().vms
+        resource.setrlimit(resource.RLIMIT_AS, (now + more, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
