@@ -1,7 +1,6 @@
 """The report of a check as text: sections for the command line and for the details screen. All of it is cleaned here."""
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -9,6 +8,7 @@ from math import isfinite
 from ..engine.protocol import AdapterInfo, CheckReport, DeltaNorm, FieldVerdict, Finding
 from .charts import hbar
 from .text import clean_line, counted, size_text
+from .wrap import wrap
 
 MARKS = {"refused": "✗", "warning": "!", "note": "·"}
 UNSET = ("null", "false", "{}", "[]", '""', '"none"')
@@ -52,7 +52,7 @@ def _name(report: CheckReport) -> str:
 def _wrapped(text: str, width: int, first: str = "", rest: str | None = None, limit: int = 1200) -> list[str]:
     """`text` cleaned and broken into lines, the first behind `first`, the others behind as many blanks."""
     behind = " " * len(first) if rest is None else rest
-    return textwrap.wrap(clean_line(text, limit), width, initial_indent=first, subsequent_indent=behind, break_on_hyphens=False) or [first]
+    return wrap(clean_line(text, limit), width, first, behind)
 
 
 def _findings(findings: Sequence[Finding], width: int) -> tuple[str, ...]:
