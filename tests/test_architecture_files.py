@@ -15,7 +15,7 @@ from tiny_models import CONFIGS, make_model, save_folder, save_gguf
 
 from lora_bench.engine.base_file import open_base
 from lora_bench.engine.inspect import inspect_path
-from lora_bench.engine.models import ARCHITECTURES_CONFIG, ModelFacts
+from lora_bench.engine.models import ARCHITECTURES_CONFIG, ARCHITECTURES_GGUF, ModelFacts
 from lora_bench.engine.models.facts import NORMS_AROUND, Rope, RopeScaling
 from lora_bench.engine.models.names import permuted_heads
 from lora_bench.engine.weights.files import FormatError
@@ -137,12 +137,25 @@ def test_configs_that_mean_something_else_are_refused(kind: str, fields: dict, w
     ("qwen3", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
     ("qwen2", {"rope.dimension_count": 2}, "only equal ones"), ("phi3", {"rope.dimension_count": 3}, "even number"),
     ("llama", {"attention.causal": False}, "causal"), ("olmo2", {"embedding_scale": 2.0}, "embedding_scale is 2.0"),
+    ("gemma3", {"rope.local.freq_base": 1e4}, "rope.local.freq_base is 10000.0, a key that is not known here"),
+    ("granite", {"attention.rope_pattern": [True, False, True]}, "attention.rope_pattern is .*not known here"),
 ])
 def test_gguf_files_that_mean_something_else_are_refused(name: str, keys: dict, words: str, tmp_path: Path) -> None:
     path = save_gguf(make_model(name), name, tmp_path / "m.gguf", TINY_TOKENS, keys)
     with pytest.raises(FormatError, match=words) as refused:
         open_base(path)
     assert str(path) in str(refused.value)
+
+
+def test_a_window_that_gguf_files_lose_is_said() -> None:
+    keys = {"block_count": 32, "embedding_length": 4096, "attention.head_count": 32, "attention.head_count_kv": 8, "context_length": 32768,
+            "feed_forward_length": 14336, "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": 32000}
+
+    def notes(theta: float) -> tuple[str, ...]:
+        metadata = {f"llama.{key}": value for key, value in (keys | {"rope.freq_base": theta}).items()}
+        return ARCHITECTURES_GGUF["llama"](metadata, {}, PATH).notes
+
+    assert notes(1e6) == () and "sliding window of 4,096 tokens" in notes(1e4)[0]
 
 
 def test_gguf_windows_by_layer_and_heads_by_layer(tmp_path: Path, seed: int) -> None:

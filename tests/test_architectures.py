@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -168,9 +169,12 @@ GGUF_ROPES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Tenso
     "linear of old files": ("llama", ROPES["linear"], {"rope.scale_linear": 3.0}, {}),
     "yarn": ("qwen2", ROPES["yarn"], {
         "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 24}, {}),
-    "yarn with its attention factor": ("qwen3", ROPES["yarn with its attention factor"] | {"beta_fast": 8.0, "beta_slow": 0.5}, {
+    "yarn with a field that transformers passes over": ("qwen3", ROPES["yarn"] | {"beta_fast": 8.0, "beta_slow": 0.5, "attn_factor": 0.8}, {
         "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 24,
         "rope.scaling.yarn_attn_factor": 0.8, "rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 0.5}, {}),
+    "yarn with its attention factor": ("qwen3", ROPES["yarn with its attention factor"], {
+        "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 24,
+        "rope.scaling.attn_factor": 0.8 / (1 + 0.1 * math.log(4))}, {}),
     "longrope": ("phi3", ROPES["longrope"] | {"partial_rotary_factor": 1.0}, {
         "rope.scaling.original_context_length": 30, "rope.scaling.attn_factor": (1 + 1.1631508098 / 3.4011973817) ** 0.5,
         "rope.dimension_count": 8}, {"rope_factors_short.weight": torch.tensor([1.0, 1.1, 1.3, 1.7]),

@@ -13,9 +13,19 @@ _ABSENT = (
     "expert_count", "attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale", "attention.output_scale", "logit_scale",
     "residual_scale", "embedding_scale", "attn_logit_softcapping", "final_logit_softcapping", "attention.sliding_window",
     "attention.temperature_scale", "attention.temperature_length", "attention.shared_kv_layers", "attention.key_length_mla",
-    "use_parallel_residual", "rope.freq_base_swa", "deepstack_mapping",
+    "use_parallel_residual", "rope.freq_base_swa", "deepstack_mapping", "hidden_activation",
+    "num_loops", "rescale_every_n_layers",
 )
 """keys that change what a model computes unless they are 0; an architecture names those that it honours"""
+_KNOWN = frozenset({
+    *_ABSENT, "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
+    "attention.key_length_swa", "attention.value_length_swa", "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "attention.causal",
+    "attention.sliding_window_pattern", "rope.dimension_count", "rope.dimension_count_swa", "rope.dimension_sections", "rope.freq_base",
+    "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.alpha", "rope.scaling.attn_factor",
+    "rope.scaling.original_context_length", "rope.scaling.finetuned", "rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+})
+"""keys of attention and RoPE of which it is known what they do; any other one, of another converter, would change what is computed"""
 
 
 def open_gguf(metadata: Mapping[str, Any], path: Path, architecture: str, honours: Collection[str] = ()) -> Fields:
@@ -24,6 +34,11 @@ def open_gguf(metadata: Mapping[str, Any], path: Path, architecture: str, honour
     for key in _ABSENT:
         if key not in honours and source.get(key) and not (key == "attention.sliding_window" and _outgrows(source)):
             raise source.error(key, source.get(key), f"which is not supported: other {architecture} models have 0 there")
+    for key in metadata:
+        own = key.removeprefix(source.prefix)
+        if own != key and own.startswith(("attention.", "rope.")) and own not in _KNOWN and source.get(own):
+            raise source.error(own, source.get(own), "a key that is not known here and may change what the model computes; use a GGUF that "
+                               "llama.cpp's own converter made")
     if source.get("attention.causal") is False:
         raise source.error("attention.causal", False, "only causal language models are supported")
     return source

@@ -47,8 +47,8 @@ def hybrid_from_config(config: Mapping[str, Any], path: Path) -> ModelFacts:
     source = open_config(config, path, {}, classes, (*HONOURS, "layer_types"))
     types = layer_types(source)
     if len(types) != bounded_layers(source) or any(kind not in ("attention", FULL) for kind in types):
-        raise source.error("layer_types", types, f"attention in each of {bounded_layers(source)} layers is expected: the hybrids with Mamba "
-                           "layers are not supported, Granite 4 models without (micro, 1b, 350m) are")
+        raise source.error("layer_types", types, f"attention in each of {bounded_layers(source)} layers is expected: the hybrids with "
+                           "Mamba layers are not supported, Granite 4 models without (micro, 1b, 350m) are")
     for key, default, allowed in (("num_local_experts", 8, 0), ("mlp_bias", False, False)):
         if (value := source.get(key, default)) != allowed:
             raise source.error(key, value, f"only {allowed} is supported for this model: its MLP is the shared one, without biases")

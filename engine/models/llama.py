@@ -10,11 +10,17 @@ from .facts import ModelFacts, validate
 from .from_config import config_facts, open_config
 from .from_gguf import gguf_facts, open_gguf
 
+MISTRAL_7B_1 = {"layers": 32, "hidden": 4096, "kv_heads": 8, "intermediate": 14336, "context": 32768, "rope_theta": 10000.0}
+"""the first Mistral 7B and its kin: the other models of these sizes have another context or RoPE base"""
+LOST_WINDOW = ("a Mistral 7B v0.1 by its sizes: its sliding window of 4,096 tokens is not in GGUF files, so beyond as many tokens it "
+               "computes what llama.cpp does, not what transformers does")
+
 
 def facts_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorEntry], path: Path) -> ModelFacts:
     """Facts of a GGUF of architecture "llama". Raises FormatError naming the key that is missing, wrong or not supported."""
     source = open_gguf(metadata, path, "llama")
-    return validate(ModelFacts(**gguf_facts(source, tensors)), path)
+    facts = gguf_facts(source, tensors)
+    return validate(ModelFacts(**facts, notes=(LOST_WINDOW,) if MISTRAL_7B_1.items() <= facts.items() else ()), path)
 
 
 def facts_from_config(config: Mapping[str, Any], path: Path) -> ModelFacts:

@@ -122,14 +122,15 @@ def gguf_rope(source: Fields, tensors: Collection[str], context: int) -> Rope:
 
 
 def _gguf_yarn(source: Fields, factor: float, context: int) -> RopeScaling:
-    """As llama.cpp computes it; an attention factor that the file states is what transformers calls so."""
+    """As llama.cpp computes it, which passes over rope.scaling.yarn_attn_factor: converters copy a field there that transformers does
+    not read either."""
     if source.number("rope.scaling.yarn_ext_factor", 1.0) not in (1.0, -1.0):
         raise source.error("rope.scaling.yarn_ext_factor", source.get("rope.scaling.yarn_ext_factor"), "only 1 is supported")
     log_multiplier = source.at_least_0("rope.scaling.yarn_log_multiplier", 0.0)
     implied = magnitude(factor) / magnitude(factor, log_multiplier) if log_multiplier else magnitude(factor)
     return RopeScaling(
         "yarn", factor, original_context=_gguf_original(source, context),
-        attention_factor=source.positive("rope.scaling.yarn_attn_factor", implied) * _gguf_attention(source),
+        attention_factor=implied * _gguf_attention(source),
         beta_fast=source.positive("rope.scaling.yarn_beta_fast", 32.0), beta_slow=source.positive("rope.scaling.yarn_beta_slow", 1.0))
 
 
