@@ -32,8 +32,8 @@ class _Builder:
         self._adapter, self._weights, self._decoder, self._squares = adapter, adapter.weights, decoder, squares
         self._device, self._dtype = decoder.device, decoder.dtype
         self._shapes = module_shapes(decoder.facts)
-        self._moved: dict[int, Tensor] = {}
-        """by the address of what was moved: tied matrices are held once"""
+        self._moved: dict[tuple[int, int], Tensor] = {}
+        """by the addresses of the adapter's tensors that it was made of: tied matrices are held once"""
 
     def content(self) -> SlotContent:
         weights = self._weights
@@ -128,11 +128,9 @@ class _Builder:
         replaced, trained = self._weights.replaced.get(name), self._weights.rows.get(name)
         if replaced is not None and self._is_base(name, replaced):
             replaced = None
-        if replaced is None or trained is None:
-            return (None if replaced is None else self._move(replaced, f"the trained values of {name}")), trained
-        merged = replaced.clone()
-        merged[trained.ids] = trained.values.to(merged.dtype)
-        return self._move(merged, f"the trained values of {name}"), None
+        if replaced is None:
+            return None, trained
+        return self._move(replaced, f"the trained values of {name}", trained), None
 
     def _is_base(self, name: str, replaced: Tensor) -> bool:
         """Whether it is a copy of the base's matrix: PEFT saves one beside a LoRA on the embedding."""
@@ -162,10 +160,14 @@ class _Builder:
             raise AdapterError(f"adapter {self._adapter.info.name!r}: has DoRA on {name} and another {name} than the base: the lengths of its rows "
                                "are of that matrix; load the base that it was trained on")
 
-    def _move(self, tensor: Tensor, what: str) -> Tensor:
-        key = tensor.data_ptr()
+    def _move(self, tensor: Tensor, what: str, trained: TokenRows | None = None) -> Tensor:
+        """`tensor` of the adapter on the device, with the trained rows written into it."""
+        key = tensor.data_ptr(), 0 if trained is None else trained.values.data_ptr()
         if key not in self._moved:
-            self._moved[key] = self._checked(tensor.to(self._device, self._dtype), what)
+            moved = tensor.to(self._device, self._dtype, copy=trained is not None)
+            if trained is not None:
+                moved[trained.ids.to(self._device)] = trained.values.to(self._device, self._dtype)
+            self._moved[key] = self._checked(moved, what)
         return self._moved[key]
 
     def _checked(self, tensor: Tensor, what: str) -> Tensor:

@@ -12,6 +12,7 @@ from acting_bench import ActingBench, base_tensors, change_all, peft_logits, wei
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lora_bench.engine.adapters.adapter import AdapterWeights, TokenRows
 from lora_bench.engine.models.decoder import Decoder
 from lora_bench.engine.models.facts import ModelFacts
 
@@ -164,6 +165,21 @@ def test_what_replaces_acts_as_a_difference(tmp_path: Path, seed: int) -> None:
         weights[f"{name}.weight"] += scale * pair.scaling * (pair.b @ pair.a)
     plain.load_state_dict({name if name.startswith("lm_head") else f"model.{name}": tensor for name, tensor in weights.items()})
     torch.testing.assert_close(got, plain(torch.tensor([ids])).logits[0].detach(), **CLOSE)
+
+
+def test_whole_matrices_with_trained_rows_in_another_dtype_than_the_base(seed: int) -> None:
+    facts = _facts(tied=False, bias=False)
+    decoder = Decoder(facts, {name.removeprefix("model."): tensor for name, tensor in _llama(facts).state_dict().items()}, facts.context)
+    ids = torch.tensor([3, 9])
+    for _ in range(20):  # memory that was freed is taken again, perhaps at once
+        whole = {name: torch.randn(50, 24).half() for name in ("embed_tokens.weight", "lm_head.weight")}
+        rows = {name: TokenRows(ids, torch.randn(2, 24).half()) for name in whole}
+        content = ActingBench(decoder, {"it": AdapterWeights({}, replaced=whole, rows=rows)}).slots["it"].content
+        for name, part in (("embed_tokens.weight", content.embedding), ("lm_head.weight", content.head)):
+            assert torch.equal(part.replaced, whole[name].index_copy(0, ids, rows[name].values).float())
+        same = AdapterWeights({}, replaced=dict.fromkeys(whole, whole["lm_head.weight"]), rows=dict.fromkeys(whole, rows["lm_head.weight"]))
+        content = ActingBench(decoder, {"it": same}).slots["it"].content
+        assert content.embedding.replaced is content.head.replaced, "what is shared is held once"
 
 
 MIXES = [["plain", "dora"], ["dora", "plain"], ["dora", "dora rslora"], ["dora rslora", "dora"], ["lora bias", "dora", "plain"],
