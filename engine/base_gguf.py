@@ -17,6 +17,9 @@ _CONTROL, _USER_DEFINED = 3, 4
 _DETAILS = ("general.name", "general.basename", "general.organization", "general.author", "general.finetune", "general.size_label",
             "general.license", "general.description", "general.url", "general.source.url", "general.quantized_by")
 NO_PRE_TOKENIZER = "tokenizer.ggml.pre is missing: text is cut by the default rule, which may not be the model's own"
+NO_SUCH_TOKEN = "metadata tokenizer.ggml.{} is {:,}, a token that the vocabulary has not: there is none"
+_SPARE_IDS = ("padding_token_id", "unknown_token_id")
+"""no text is computed with them: converters left ids of tokens there that were never added"""
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TOKEN_TEXTS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id", "pad_token": "padding_token_id"}
 
@@ -29,8 +32,10 @@ def read_gguf_base(path: Path) -> BaseFile:
     facts = ARCHITECTURES_GGUF[metadata["general.architecture"]](metadata, header.tensors, path)
     tensors = pick_tensors(facts, split_qkv(facts, header.tensors), lambda name: gguf_name(name, facts), path, ignored=lambda name: False)
     tokens, kinds = _vocabulary(metadata, facts.vocab, path)
+    spare = {key: value for key in _SPARE_IDS if type(value := metadata.get(f"tokenizer.ggml.{key}")) is int and value >= len(tokens)}
     ids = {key: token_id(metadata.get(f"tokenizer.ggml.{key}"), len(tokens), f"metadata tokenizer.ggml.{key}", path)
-           for key in {*_END_IDS, *_TOKEN_TEXTS.values()}}
+           for key in {*_END_IDS, *_TOKEN_TEXTS.values()} - spare.keys()}
+    ids |= dict.fromkeys(spare)
     source = TokenizerSource(
         metadata={key: value for key, value in metadata.items() if key.startswith("tokenizer.")},
         bos=ids["bos_token_id"], eos=ids["eos_token_id"], add_bos=_flag(metadata, "tokenizer.ggml.add_bos_token"),
@@ -46,8 +51,13 @@ def read_gguf_base(path: Path) -> BaseFile:
         chat_template=template if isinstance(template, str) and template else None, end_tokens=tuple(sorted(ends)),
         file_bytes=header.file_bytes, weight_types=type_histogram(tensors),
         details={key.removeprefix("general."): str(metadata[key]) for key in _DETAILS if isinstance(metadata.get(key), str)},
-        notes=facts.notes + ((NO_PRE_TOKENIZER,) if metadata.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in metadata else ()),
+        notes=(*facts.notes, *(NO_SUCH_TOKEN.format(key, number) for key, number in spare.items()), *_pre_tokenizer_note(metadata)),
     )
+
+
+def _pre_tokenizer_note(metadata: dict[str, Any]) -> tuple[str, ...]:
+    missing = metadata.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in metadata
+    return (NO_PRE_TOKENIZER,) if missing else ()
 
 
 def _refuse_other_kinds(header: GgufHeader) -> None:

@@ -170,6 +170,12 @@ def test_gguf_bases_that_cannot_run(metadata: dict, tensors: dict, words: str, t
     assert str(path) in str(refused.value)
 
 
+def test_padding_that_is_no_token_is_said(tiny_gguf: Callable) -> None:
+    base = open_base(tiny_gguf(metadata={"tokenizer.ggml.padding_token_id": 50, "tokenizer.ggml.unknown_token_id": 0}))
+    assert any("padding_token_id is 50, a token that the vocabulary has not" in note for note in base.notes)
+    assert "pad_token" not in base.tokenizer.texts and base.tokenizer.texts["unk_token"]
+
+
 def test_unknown_architectures_are_named_with_those_that_run(tiny_gguf: Callable, tiny_folder: Callable) -> None:
     with pytest.raises(FormatError, match="architecture 'flux', which is not supported; supported: llama"):
         open_base(tiny_gguf(architecture="flux"))
