@@ -170,6 +170,13 @@ def test_gguf_bases_that_cannot_run(metadata: dict, tensors: dict, words: str, t
     assert str(path) in str(refused.value)
 
 
+def test_a_folder_of_pickled_weights_is_told_apart(tiny_folder: Callable) -> None:
+    folder = tiny_folder(files={"pytorch_model.bin": "x"})
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FormatError, match=r"neither model.safetensors nor .*its pytorch_model.bin is a pickle.*save the model again"):
+        open_base(folder)
+
+
 def test_padding_that_is_no_token_is_said(tiny_gguf: Callable) -> None:
     base = open_base(tiny_gguf(metadata={"tokenizer.ggml.padding_token_id": 50, "tokenizer.ggml.unknown_token_id": 0}))
     assert any("padding_token_id is 50, a token that the vocabulary has not" in note for note in base.notes)

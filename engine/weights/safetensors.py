@@ -15,6 +15,7 @@ MAX_HEADER_BYTES = 100_000_000
 """the format's own limit"""
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,10 @@ def read_folder(folder: Path) -> SafetensorsHeader:
     if present(folder / SINGLE):
         return read_header(folder / SINGLE)
     if not present(index_path):
-        raise FormatError(f"{folder}: holds neither {SINGLE} nor {INDEX}; a folder of safetensors weights is expected")
+        pickled = next((name for name in PICKLED if present(folder / name)), None)
+        advice = (f"its {pickled} is a pickle, which may run code and is not read: save the model again with transformers "
+                  "(from_pretrained, save_pretrained) or use a GGUF of it") if pickled else "a folder of safetensors weights is expected"
+        raise FormatError(f"{folder}: holds neither {SINGLE} nor {INDEX}; {advice}")
     weight_map = read_json_object(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(file, str) for file in weight_map.values()):
         raise FormatError(f"{index_path}: has no weight_map from tensor names to shard files; download it again")
