@@ -76,6 +76,9 @@ def _coherent(config: dict[str, Any]) -> dict[str, Any]:
         config["lora_bias"] = False
     if "target_parameters" in config:
         config |= {"use_dora": False, "lora_dropout": 0.0}
+        if isinstance(config["target_modules"], list):
+            ends = tuple(name.split(".")[0] for name in config["target_parameters"])
+            config["target_modules"] = [name for name in config["target_modules"] if not name.endswith(ends)] or ["embed_tokens"]
     if config["lora_bias"] or config["rank_pattern"]:
         config["init_lora_weights"] = True
     if isinstance(config["target_modules"], str):
