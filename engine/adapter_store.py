@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 
+MOST_TWINS = 3
+"""names of the same content that a note has"""
+
+
 @dataclass(frozen=True, slots=True)
 class Swap:
     """What a reload did: the requests that keep the old content, and its name now ("" when nobody does)."""
@@ -284,7 +288,8 @@ class AdapterStore:
         info = msgspec.structs.replace(adapter.info, name=name)
         notes = info.notes
         if twins := self._records.twins(info):
-            notes = (*notes, f"the same content as {', '.join(map(repr, twins))}")
+            more = f" and {len(twins) - MOST_TWINS} more" if len(twins) > MOST_TWINS else ""
+            notes = (*notes, f"the same content as {', '.join(map(repr, twins[:MOST_TWINS]))}{more}")
         invocation = self.text(info.invocation_tokens) if info.invocation_tokens else ""
         return Adapter(msgspec.structs.replace(info, notes=notes, invocation=invocation), adapter.weights)
 

@@ -614,6 +614,18 @@ async def test_a_path_in_the_prompt_is_no_command_and_says_how_to_load_it() -> N
         assert "looks like a path: /load /runs/my adapter" in app.state.hint and not app.engine.of(p.Generate)
 
 
+async def test_loads_that_one_stop_ends_are_one_notice() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        for number in range(300):
+            app.engine.emit(p.AdapterFailed("", f"/a/x{number}", "stopped", cancelled=True))
+            if number == 0:
+                await settled(pilot)
+                assert "adapter x0 was not" in screen_text(app)
+        await settled(pilot)
+        assert "x0, x1, x2 and 297 more" in screen_text(app) and len(app.state.items) == 1
+
+
 async def test_paths_of_nobody_are_not_there() -> None:
     app = bench_app()
     async with running(app):

@@ -15,7 +15,7 @@ from ..engine import protocol as p
 from .happenings import event_line
 from .mixboard import BoardState, MixBoard, mix_text
 from .reload_text import checkpoint_text, file_text, reload_failed_text, reloaded_text
-from .text import counted
+from .text import counted, listed
 from .transcript import Item, Notice, Splice, Turn, Version
 
 STEPS_KEPT = 240
@@ -73,6 +73,8 @@ class BenchState:
     events: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     last_eviction: LoggedEvent | None = None
     _last_line_of: tuple[type, object] = (type(None), "")
+    _stopped: tuple[Item | None, list[str]] = field(default_factory=lambda: (None, []))
+    """the notice of the latest loads that were stopped, and their names"""
     _contents: dict[str, set[str]] = field(default_factory=dict)
     """adapter -> digests of every content that its name meant"""
     _used: set[str] = field(default_factory=set)
@@ -275,9 +277,19 @@ class BenchState:
             self.failed[event.name] = event.message
         name = event.name or (Path(event.path).name if event.path in event.message else event.path)
         if event.cancelled:
-            self.notice(f"adapter {name} was not loaded: stopped")
+            self._tell_stopped(name)
         else:
             self.notice(f"adapter {name} was not loaded: {event.message}", "error")
+
+    def _tell_stopped(self, name: str) -> None:
+        """One stop ends many loads: they are one notice."""
+        if not self.items or self.items[-1] is not self._stopped[0]:
+            self.notice("")
+            self._stopped = self.items[-1], []
+        notice, names = self._stopped
+        names.append(name)
+        which = f"adapter {name} was" if len(names) == 1 else f"{listed(names)} were"
+        notice.text = f"{which} not loaded: stopped"
 
     def _on_MixSet(self, event: p.MixSet) -> None:
         self.held = next((board for mix, board in reversed(self.sent) if mix == event.mix), self.held)

@@ -6,6 +6,8 @@ sequence that is split over two tokens is still broken.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _REPLACEMENT = "�"
 _C0 = {code: chr(0x2400 + code) for code in range(0x20) if code not in (0x09, 0x0A)}
 _C1 = dict.fromkeys(range(0x80, 0xA0), _REPLACEMENT)
@@ -30,6 +32,12 @@ def clean_line(text: str, limit: int = 200) -> str:
 def counted(count: int, thing: str) -> str:
     """`1 seq`, `2 seqs`."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """`a, b, c and 4 more`."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most:,} more" if len(names) > most else shown
 
 
 def size_text(count: int) -> str:

@@ -26,14 +26,15 @@ class NoticeView(ItemView):
         super().__init__(notice)
         self.add_class(notice.kind)
         self._notice = notice
-        self._resolved = notice.resolved
+        self._shown = (notice.text, notice.resolved)
 
     def compose(self) -> ComposeResult:
         yield Static(self._text(), markup=False)
 
     async def show(self) -> None:
-        if self._resolved != self._notice.resolved:
-            self._resolved = self._notice.resolved
+        now = (self._notice.text, self._notice.resolved)
+        if self._shown != now:
+            self._shown = now
             self.query_one(Static).update(self._text())
 
     def _text(self) -> Content:

@@ -102,7 +102,7 @@ class StepsPanel(Panel):
             return
         step = state.steps[-1]
         width = self.columns
-        lines: list[Line] = [title("STEP", f"{last:.1f} ms  p50 {p50:.1f}  p95 {p95:.1f}")]
+        lines: list[Line] = [title("STEP", f"{_ms(last)} ms  p50 {_ms(p50)}  p95 {_ms(p95)}")]
         history = sparkline(folded([s.ms for s in state.steps], width), width)
         lines.append(Content.assemble((history, "$primary-lighten-2")))
         lines += [self._op(op, step.ms_by_op.get(op, 0.0), step.ms, width - 27) for op in STEP_OPS]
@@ -114,6 +114,10 @@ class StepsPanel(Panel):
         share = ms / total if total else 0.0
         style = "$accent" if op in LORA_OPS else "$primary-lighten-2"
         return Content.assemble(f"{op:<11} {ms:7.2f} ms {share:4.0%} ", (hbar(share, max(width, 4)), style))
+
+
+def _ms(value: float) -> str:
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 class EventsPanel(Panel):
