@@ -10,8 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
+from peft_files import edit
+from torch import Tensor
 
+from lora_bench.engine.adapters.peft import SAFETENSORS
 from lora_bench.engine.engine import Engine
+from lora_bench.engine.models.facts import ModelFacts, module_shapes
 from lora_bench.engine.protocol import (
     Abort,
     AdapterUse,
@@ -42,16 +47,43 @@ from lora_bench.engine.protocol import (
 
 Write = Callable[..., Path]
 NAMES = ("one", "two", "three", "four")
-SLOTS, HOST_BYTES = 2, 9000
-"""too few slots for all adapters, and a host tier for about two of them"""
+SLOTS = 2
+"""too few for all adapters"""
 
 
-@pytest.fixture
-def files(tiny_gguf: Write, adapter_folder: Write) -> dict[str, str]:
+@pytest.fixture(params=["plain", "every kind"])
+def files(request: pytest.FixtureRequest, tiny_gguf: Write, adapter_folder: Write, tiny_facts: ModelFacts) -> dict[str, str]:
     """The base by "base", the adapters by their names."""
     kinds = (("q_proj", "down_proj"), ("v_proj", "lm_head"), ("q_proj", "k_proj", "v_proj", "o_proj"), ("up_proj",))
-    folders = {name: str(adapter_folder(name, kind, r=2 + number)) for number, (name, kind) in enumerate(zip(NAMES, kinds, strict=True))}
-    return folders | {"base": str(tiny_gguf())}
+    folders = {name: adapter_folder(name, kind, r=2 + number) for number, (name, kind) in enumerate(zip(NAMES, kinds, strict=True))}
+    if request.param == "every kind":
+        _extend(folders, tiny_facts)
+    return {name: str(folder) for name, folder in folders.items()} | {"base": str(tiny_gguf())}
+
+
+def _extend(folders: dict[str, Path], facts: ModelFacts) -> None:
+    """DoRA to the first, whole norms, embedding and head to the second, LoRA on the embedding and its bias to the third."""
+    shapes = module_shapes(facts)
+
+    def magnitudes(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        paths = [name.removesuffix(".lora_B.weight") for name in tensors if "lora_B" in name]
+        return {f"{path}.lora_magnitude_vector": torch.rand(shapes[path.removeprefix("base_model.model.model.")][0]) + 4 for path in paths}
+
+    edit(folders["one"], lambda tensors: tensors.update(magnitudes(tensors)), use_dora=True)
+    whole = {"model.embed_tokens": (facts.vocab, facts.hidden), "lm_head": (facts.vocab, facts.hidden), "model.norm": (facts.hidden,)}
+    edit(folders["two"], lambda tensors: [tensors.pop(name) for name in list(tensors) if "lm_head" in name]
+         + [tensors.update({f"base_model.model.{path}.weight": torch.randn(shape) for path, shape in whole.items()})],
+         target_modules=["v_proj"], modules_to_save=[*whole])
+    embedding = {"A": torch.randn(4, facts.vocab), "B": torch.randn(facts.hidden, 4)}
+    edit(folders["three"], lambda tensors: tensors.update(
+        {f"base_model.model.model.embed_tokens.lora_embedding_{half}": tensor for half, tensor in embedding.items()}
+        | {name.replace("weight", "bias"): torch.randn(tensor.shape[0]) for name, tensor in tensors.items() if "lora_B" in name}),
+         lora_bias=True, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "embed_tokens"])
+
+
+def _host_bytes(files: dict[str, str]) -> int:
+    """Of a host tier for about two of the adapters."""
+    return sum((Path(files[name]) / SAFETENSORS).stat().st_size for name in NAMES) // 2
 
 
 class Commands:
@@ -101,7 +133,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.engine = Engine(self.events.append)
-        self.engine.load_model(LoadModel(self.files["base"], "cpu", slots=SLOTS, host_cache_bytes=HOST_BYTES))
+        self.engine.load_model(LoadModel(self.files["base"], "cpu", slots=SLOTS, host_cache_bytes=_host_bytes(self.files)))
 
     def do(self, command: Command) -> None:
         engine = self.engine
@@ -138,7 +170,7 @@ class Run:
         in_slots = [slot.adapter for slot in snapshot.slots if slot.adapter]
         assert len(in_slots) == len(set(in_slots)) and len(snapshot.slots) == SLOTS
         assert {view.info.name for view in snapshot.adapters} >= {*in_slots, *snapshot.host.adapters}
-        assert snapshot.host.used_bytes <= HOST_BYTES
+        assert snapshot.host.used_bytes <= _host_bytes(self.files)
         for slot in snapshot.slots:
             assert slot.users == sum(slot.adapter in request.mix.names for request in model.scheduler.running)
 
@@ -194,7 +226,7 @@ def test_random_commands_leak_nothing_and_change_no_reply(files: dict[str, str],
 def test_the_child_ends_every_request_once_whatever_comes(files: dict[str, str], seed: int) -> None:
     """All commands at once, without waiting: loads of a base, its cancelling, and what people do in between."""
     commands = Commands(seed, files)
-    base = LoadModel(files["base"], "cpu", slots=SLOTS, host_cache_bytes=HOST_BYTES)
+    base = LoadModel(files["base"], "cpu", slots=SLOTS, host_cache_bytes=_host_bytes(files))
     sent: list[Command] = [base, *(LoadAdapter(files[name], name) for name in NAMES)]
     sent += [commands.any() for _ in range(100)]
     sent += [base, CancelLoad(), *(commands.any() for _ in range(10)), base, LoadAdapter(files["one"], "one")]
