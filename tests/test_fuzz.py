@@ -31,8 +31,8 @@ def test_no_input_is_a_fault(told: list[dict[str, Any]], target: str) -> None:
 
 
 def test_the_harness_finds_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "HANG_SECONDS", 4.0)
-    figures = run.fuzz("fuzz_faults.", seconds=60, seed=1, out=tmp_path, executions=3 * len(FAULTS))
+    monkeypatch.setattr(run, "HANG_SECONDS", 6.0)
+    figures = run.fuzz("fuzz_faults.", seconds=300, seed=1, out=tmp_path, executions=3 * len(FAULTS))
     kinds = " | ".join(figures["findings"])
     for kind in ("KeyError (fuzz_faults.py:run)", "Wrong (fuzz_faults.py:run)", "message does not name the file",
                  "message has control characters",

@@ -17,9 +17,9 @@ import pytest
 import torch
 from fuzz import families, gguf_bytes, tiny
 from fuzz.bench import AdapterBench, BaseBench, use_tokenizer, write_files
-from fuzz.memory import peak_mb
 from fuzz.target import fault_of_message
 from fuzz.targets import gguf_base
+from fuzz.usage import peak_mb
 
 from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.adapters.open import open_adapter

@@ -34,7 +34,7 @@ class Target:
     names: Callable[[Path], str]
     """what every message must hold, given that folder"""
     seconds: float = 2.0
-    """an input that takes longer, three times in a row, is a finding"""
+    """an input that takes more processor time, three times in a row, is a finding"""
     megabytes: float = 128
     """so much more memory than eight times the input may be touched"""
 

@@ -17,8 +17,8 @@ from random import Random
 import lora_bench.engine
 
 from .coverage import Coverage
-from .memory import limit_address_space, peak_mb, rss_mb
 from .target import Target, Wrong, fault_of_message, find_target
+from .usage import limit_address_space, peak_mb, processor_seconds, rss_mb
 
 CLOCK = struct.Struct("dq")
 """what `clock` in the work folder holds: the monotonic time when the input being tried began, 0 between two; how many were tried"""
@@ -112,7 +112,7 @@ class Worker:
         if not fault and megabytes > self.target.megabytes + 8 * len(data) / 1e6:
             fault = f"memory: {megabytes:.0f} MB more than before"
         if not fault and seconds > self.target.seconds:
-            again = min(seconds, *(self._measured(data)[1] for _ in range(2)))  # other processes make one time unsure
+            again = min(seconds, *(self._measured(data)[1] for _ in range(2)))
             fault = f"slow: {again:.1f} s" if again > self.target.seconds else ""
         if not fault and os.path.lexists("CANARY"):
             os.remove("CANARY")
@@ -120,10 +120,10 @@ class Worker:
         return fault
 
     def _measured(self, data: bytes) -> tuple[str, float, float]:
-        """The fault of the outcome, wall seconds, megabytes touched beyond all before."""
+        """The fault of the outcome, seconds of processor time, megabytes touched beyond all before."""
         before, peak = rss_mb(), peak_mb()
-        began = time.monotonic()
-        CLOCK.pack_into(self._clock, 0, began, self.counts.executions)
+        began = processor_seconds()
+        CLOCK.pack_into(self._clock, 0, time.monotonic(), self.counts.executions)
         try:
             with self.coverage:
                 self._run(data)
@@ -138,7 +138,7 @@ class Worker:
             fault = f"{type(error).__name__}: {str(error)[:300]!r} {_where(error)}"
         CLOCK.pack_into(self._clock, 0, 0.0, self.counts.executions)
         after = peak_mb()
-        return fault, time.monotonic() - began, after - before if after > peak else 0.0
+        return fault, processor_seconds() - began, after - before if after > peak else 0.0
 
     def _report(self, fault: str, data: bytes) -> None:
         kind = _kind(fault)

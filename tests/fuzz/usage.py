@@ -1,6 +1,7 @@
-"""What this process holds of the memory, in megabytes."""
+"""What this process takes: memory in megabytes, processor time in seconds."""
 from __future__ import annotations
 
+import os
 import resource
 import sys
 
@@ -17,6 +18,12 @@ def rss_mb() -> float:
 def peak_mb() -> float:
     """The most it ever held."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT / 1e6
+
+
+def processor_seconds() -> float:
+    """Its own and that of children it has waited for. Other processes do not count, however busy the machine."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def limit_address_space(more: int) -> None:
