@@ -318,6 +318,12 @@ def test_a_special_token_in_metadata_without_proportion(tmp_path: Path, kind: st
     assert names in _refused(lambda: Tokenizer(open_base(tmp_path / "x.gguf")), tmp_path)
 
 
+@pytest.mark.parametrize("key", ["llama.rope.\0\x1b[2J", "llama.attention." + "x" * 60_000, "llama.rope.\u202e", "llama.attention.own"])
+def test_a_key_of_metadata_that_is_no_name(tmp_path: Path, key: str) -> None:
+    (tmp_path / "x.gguf").write_bytes(gguf_bytes.write(tiny.gguf_metadata() | {key: 7}, gguf_base.tensors(Random(1))))
+    assert "llama." in _refused(lambda: open_base(tmp_path / "x.gguf"), tmp_path)
+
+
 def test_more_tensors_and_pairs_than_any_model_has(tmp_path: Path) -> None:
     gguf, safetensors = tmp_path / "x.gguf", tmp_path / "x.safetensors"
     pairs = b"".join(struct.pack("<Q", 6) + b"%06x" % i + struct.pack("<IB", 0, 1) for i in range(100_000))

@@ -69,7 +69,8 @@ class Fields:
         return tuple(map(float, value))
 
     def error(self, key: str, value: object, expected: str) -> FormatError:
-        return FormatError(f"{self.path}: {self.prefix}{key} is {show(value)}, {expected}")
+        name = self.prefix + key
+        return FormatError(f"{self.path}: {name if name.isprintable() and len(name) <= 80 else show(name)} is {show(value)}, {expected}")
 
     def _needed(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
