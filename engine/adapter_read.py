@@ -104,6 +104,9 @@ def differences(old: AdapterInfo, new: AdapterInfo) -> tuple[str, ...]:
         "effective scale": lambda info: _numbers(info.effective_scales),
         "invocation": lambda info: repr(info.invocation) if info.invocation else "none",
         "modules": lambda info: f"{info.matched}/{info.total}",
+        "DoRA": lambda info: "yes" if info.dora else "no",
+        "tokens added": lambda info: str(info.added_rows),
+        "whole tensors": lambda info: str(len(info.replaced)),
         "dtype": lambda info: info.dtype,
     }
     found = [f"{label} {fact(old)} → {fact(new)}" for label, fact in facts.items() if fact(old) != fact(new)]

@@ -603,6 +603,8 @@ async def test_no_key_of_the_footer_is_cut_off_and_a_wide_one_has_all() -> None:
             assert "palette" in last and "On/off" in last and (missing == "" or missing not in last)
             whole = [key for key in app.screen.query("FooterKey") if not key.has_class("-command-palette")]
             assert all(key.region.right <= app.screen.query_one(".-command-palette").region.x for key in whole)
+            await pilot.pause(0.3)
+            assert list(app.screen.query("FooterKey"))[:1] == whole[:1], "it is made again without end"
 
 
 async def test_a_path_in_the_prompt_is_no_command_and_says_how_to_load_it() -> None:
@@ -618,7 +620,7 @@ async def test_loads_that_one_stop_ends_are_one_notice() -> None:
     app = bench_app()
     async with running(app) as pilot:
         for number in range(300):
-            app.engine.emit(p.AdapterFailed("", f"/a/x{number}", "stopped", cancelled=True))
+            app.engine.emit(p.AdapterFailed("", f"/a/x{number}", f"/a/x{number}: loading was cancelled", cancelled=True))
             if number == 0:
                 await settled(pilot)
                 assert "adapter x0 was not" in screen_text(app)

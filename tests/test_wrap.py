@@ -14,6 +14,7 @@ def test_lines_break_at_blanks_and_long_words_at_the_end() -> None:
     assert wrap("one two three", 8, "- ", "  ") == ["- one", "  two", "  three"]
     assert wrap("at " + "y" * 12, 8, "! ", "  ") == ["! at yyy", "  yyyyyy", "  yyy"]
     assert wrap("日本語 日本語日本語", 7) == ["日本語", "日本語", "日本語"]
+    assert wrap("one two", 2, "a long label: ", "    ") == ["a long label: on", "    e", "    tw", "    o"]
     assert wrap("", 8, "- ") == ["- "] and wrap("   ", 8) == [""]
 
 

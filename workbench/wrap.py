@@ -5,7 +5,7 @@ from rich.cells import cell_len, chop_cells
 
 
 def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
-    """Lines of at most `width` columns, which are two at least beside `first`, with which the first begins, and `rest`, with which the others do.
+    """Lines of at most `width` columns; the first begins with `first`, the others with `rest`. Where these leave no room lines are longer.
 
     Lines break at blanks; a word that no line holds goes on where it stands and is broken at their ends.
     """
@@ -16,7 +16,7 @@ def wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
         if cell_len(word) > room and (cell_len(rest) + cell_len(word) <= width or room < 2) and not empty:
             lines, line, gap = [*lines, line], rest, ""
             room = width - cell_len(line)
-        while cell_len(word) > room:
+        while cell_len(word) > (room := max(room, 2)):
             piece = chop_cells(word, room)[0]
             lines, line, word = [*lines, line + gap + piece], rest, word[len(piece):]
             room, gap = width - cell_len(rest), ""

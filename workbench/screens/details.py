@@ -34,7 +34,7 @@ class ReportPanel(Panel):
         state, checks = control.state, control.checks
         report, doing, failed = checks.report(name), checks.doing.get(name), checks.failures.get(name)
         if report is None:
-            self.put([*self._progress(control, doing, failed), "", title(clean_line(name, 60)), *fact_lines(state, name, self.columns)])
+            self.put([*self._progress(control, doing, failed), "", title(clean_line(name, 60)), *fact_lines(state, name, self.columns)[1:]])
             return
         view = state.view(name)
         lines = [f"{file_line(view.file)}. Fields and metadata below are those of the file now", ""] if view and view.file else []

@@ -17,16 +17,20 @@ class KeyLine(Footer):
 
     def __init__(self) -> None:
         super().__init__(compact=True)
+        self._composed_for = 0
+        """columns"""
 
     def compose(self) -> ComposeResult:
+        self._composed_for = self.app.size.width
         keys: list[Any] = list(super().compose())
         for action in SPARED:
-            if sum(map(_columns, keys)) + 1 > self.app.size.width:  # a border stands before the palette
+            if sum(map(_columns, keys)) + 1 > self._composed_for:  # a border stands before the palette
                 keys = [key for key in keys if key.action != action]
         yield from keys
 
     def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self.recompose)
+        if event.size.width != self._composed_for:  # new keys in it are a resize too
+            self.call_after_refresh(self.recompose)
 
 
 def _columns(key: Any) -> int:
