@@ -163,8 +163,9 @@ def plan(
 ) -> int:
     """Say what a model would take of memory, dense and packed, before anything of it is loaded."""
     from .engine_tools import show
+    from .load_choices import plan_lines
 
-    return show("plan", *([find_model(model)] if model else []), as_json=json)
+    return show("plan", *([find_model(model)] if model else []), as_json=json, lines_of=plan_lines)
 
 
 @app.command

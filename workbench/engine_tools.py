@@ -44,10 +44,12 @@ def _failed(tool: str, code: int, said: str) -> Failed:
     return Failed(said.strip() or f"{tool} ended with exit code {code} and said nothing", code if code > 0 else exit_codes.ENGINE_ERROR)
 
 
-def show(tool: str, *arguments: str, as_json: bool, more: dict[str, Any] | None = None) -> int:
+def show(
+    tool: str, *arguments: str, as_json: bool, more: dict[str, Any] | None = None, lines_of: Callable[[Any], list[str]] = output.as_lines,
+) -> int:
     """Print a tool's answer, and `more` after it, as JSON or as lines for people; returns the exit code. Raises Failed as `ask`."""
     answer = ask(tool, *arguments) | (more or {})
-    lines = [json.dumps(answer, indent=2, ensure_ascii=False)] if as_json else output.as_lines(answer)
+    lines = [json.dumps(answer, indent=2, ensure_ascii=False)] if as_json else lines_of(answer)
     output.write("\n".join(lines) + "\n")
     return exit_codes.OK
 

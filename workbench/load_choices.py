@@ -71,6 +71,15 @@ def _size(name: str, text: str) -> int:
         raise UsageError(f"{name}: {error}") from None
 
 
+def plan_lines(plan: dict[str, Any]) -> list[str]:
+    """`memory_line` for a terminal: what the model is, then the need by number format, with the options nobody set."""
+    if "memory" not in plan:
+        return [memory_line(plan, {})]
+    usual = {"context": "0", "host_cache": "1G", "slots": "4", "device": "cpu", "weights": "auto"}
+    said = {dtype: memory_line(plan, usual | {"dtype": dtype}).splitlines() for dtype in ("fp32", "bf16")}
+    return [plan["name"], said["fp32"][0], *(f"{dtype}: {lines[1]}" for dtype, lines in said.items())]
+
+
 def memory_line(plan: dict[str, Any], options: dict[str, str]) -> str:
     """What the model is and what it will need, or which option cannot be meant."""
     if "memory" not in plan:
