@@ -164,9 +164,10 @@ class Driver:
 
     # -- text ------------------------------------------------------------------------------------
     def render_chat(self, step: Step) -> Answer:
-        if not step.get("add_generation_prompt", True):
-            return UNSUPPORTED
+        """The engine always asks for the generation prompt; without it only templates that know of none give the same."""
         base = self._engine.model.base
+        if not step.get("add_generation_prompt", True) and "add_generation_prompt" in (base.chat_template or "add_generation_prompt"):
+            return UNSUPPORTED
         messages = tuple(Message(message["role"], message["content"]) for message in step["messages"])
         ids, text = prompt_ids(self._engine.model.tokenizer, base.chat_template, Chat(messages))
         return {"ids": ids, "text": text, "warnings": list(base.notes)}
