@@ -83,6 +83,7 @@ class AdapterStore:
     ) -> ReadAdapter:
         """Read an adapter for this base and keep nothing of it; any thread may. See `read_adapter`."""
         read = read_adapter(path, name, self._facts, progress, cancelled)
+        self._tiers.check(read.adapter)
         vocabulary, notes = own_vocabulary(read.adapter, self._base_vocabulary)
         if note := own_template_note(read.source.exact, self._chat_template):
             notes += (note,)

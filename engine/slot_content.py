@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels.dora import RowStats
 from ..kernels.weights import row_chunks, rows
-from .adapters.adapter import Adapter, LoraPair, TokenRows
+from .adapters.adapter import VOCABULARY, Adapter, LoraPair, TokenRows
 from .adapters.errors import AdapterError
 from .dora_rows import EMBEDDING, BaseSquares, DoraRows, Place, embedding_stats, linear_stats
 from .models.facts import module_shapes
@@ -25,6 +25,15 @@ def build_content(adapter: Adapter, decoder: Decoder, squares: BaseSquares) -> S
     `squares` keeps what DoRA needs of the base. Raises AdapterError for numbers that are too large for the dtype.
     """
     return _Builder(adapter, decoder, squares).content()
+
+
+def check_base(adapter: Adapter, decoder: Decoder) -> None:
+    """Raises AdapterError for DoRA on a matrix of which the adapter has another than the base: what `build_content` refuses, before it."""
+    builder = _Builder(adapter, decoder, BaseSquares())
+    for name in VOCABULARY:
+        pair = adapter.weights.embedding if name.startswith("embed") else adapter.modules.get("lm_head")
+        if pair is not None and pair.magnitude is not None:
+            builder.check_is_base(name)
 
 
 class _Builder:
@@ -144,17 +153,17 @@ class _Builder:
         for place, modules in fused_modules(self._decoder.facts).items():
             present = [module for module in modules if module in self._weights.modules]
             if any(self._weights.modules[module].magnitude is not None for module in present):
-                self._check_is_base(f"{present[0]}.weight")
+                self.check_is_base(f"{present[0]}.weight")
                 weight, _, _ = self._decoder.rows_of(present[0])
                 pairs = [(self._decoder.rows_of(module)[1], self._weights.modules[module]) for module in present]
                 yield place, linear_stats(place, weight, pairs, self._squares)
         pair = self._weights.embedding
         if pair is not None and pair.magnitude is not None:
-            self._check_is_base("embed_tokens.weight")
+            self.check_is_base("embed_tokens.weight")
             weight, _, _ = self._decoder.rows_of("embed_tokens")
             yield EMBEDDING, embedding_stats(weight, pair, pair.magnitude, self._squares)
 
-    def _check_is_base(self, name: str) -> None:
+    def check_is_base(self, name: str) -> None:
         replaced = self._weights.replaced.get(name)
         if replaced is not None and not self._is_base(name, replaced):
             raise AdapterError(f"adapter {self._adapter.info.name!r}: has DoRA on {name} and another {name} than the base: the lengths of its rows "

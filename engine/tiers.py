@@ -11,7 +11,7 @@ from .host_cache import HostCache
 from .models.facts import module_shapes
 from .protocol import Emit
 from .routing import Routing, RoutingCache
-from .slot_content import build_content
+from .slot_content import build_content, check_base
 from .slot_pool import Arrival, SlotPool
 from .slots import SlotContent, fused_modules
 
@@ -48,6 +48,10 @@ class Tiers:
         for arrival, adapter in fetched:
             if arrival.source == "disk":
                 self.host.put(arrival.name, adapter, arrival.ms)
+
+    def check(self, adapter: Adapter) -> None:
+        """Raises AdapterError for what no slot of this base could hold."""
+        check_base(adapter, self._decoder)
 
     def swap(self, name: str, adapter: Adapter, ms: float, set_aside: Callable[[], str]) -> tuple[tuple[int, ...], str]:
         """`adapter` in the place of what is called `name`. What can fail comes first.

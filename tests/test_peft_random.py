@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from peft import LoraConfig, get_peft_model
+from peft_files import edit
 from peft_random import make_base, run_case
 
+from lora_bench.engine.adapter_store import AdapterStore
 from lora_bench.engine.adapters.adapter import Adapter
 from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.adapters.load import load_adapter
@@ -53,6 +55,16 @@ def test_what_does_not_wait_for_an_invocation(bases: Path, tmp_path: Path, train
 def test_a_module_wrapped_twice(bases: Path, tmp_path: Path, config: dict[str, Any], save: bool) -> None:
     with pytest.raises(AdapterError, match="modules_to_save and trainable_token_indices both act on"):
         _read(bases, tmp_path, "qwen2", save=save, **config)
+
+
+def test_dora_on_a_head_that_is_not_the_bases_is_refused_at_once(bases: Path, tmp_path: Path) -> None:
+    base = make_base("llama", bases)
+    store = AdapterStore(base.decoders["folder"], 1, 1 << 24, lambda event: None, None)  # type: ignore[arg-type]
+    _read(bases, tmp_path / "a", "llama", save=True, target_modules=["lm_head", "embed_tokens"], use_dora=True)
+    store.load(tmp_path / "a", "a")
+    edit(tmp_path / "a", lambda tensors: tensors["base_model.model.lm_head.base_layer.weight"].add_(0.1))
+    with pytest.raises(AdapterError, match="has DoRA on lm_head.weight and another lm_head.weight than the base"):
+        store.load(tmp_path / "a", "b")
 
 
 def test_weights_beside_the_adapter_are_said(bases: Path, tmp_path: Path) -> None:
