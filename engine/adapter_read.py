@@ -84,8 +84,8 @@ def _check_room(file: AdapterFile) -> None:
     entries = (file.entries or {}).values()
     needed = sum(entry.nbytes if entry.type in ("F32", "F16", "BF16") else 4 * entry.elements for entry in entries) or file.weights_bytes
     if needed > (free := free_memory()):
-        raise AdapterError(f"{file.weights_path}: its tensors take {needed:,} bytes of memory and {free:,} are free; close other programs, or unload "
-                           "what is not needed")
+        raise AdapterError(f"{file.weights_path}: its tensors take {needed:,} bytes of memory and {free:,} are free; "
+                           "close other programs, or unload what is not needed")
 
 
 def files_of(file: AdapterFile) -> tuple[Path, ...]:
@@ -110,7 +110,8 @@ def differences(old: AdapterInfo, new: AdapterInfo) -> tuple[str, ...]:
         "dtype": lambda info: info.dtype,
     }
     found = [f"{label} {fact(old)} → {fact(new)}" for label, fact in facts.items() if fact(old) != fact(new)]
-    found += [f"{word} {kind}" for word, kinds in (("now also", new.targets.keys() - old.targets), ("no longer", old.targets.keys() - new.targets))
+    found += [f"{word} {kind}"
+              for word, kinds in (("now also", new.targets.keys() - old.targets), ("no longer", old.targets.keys() - new.targets))
               for kind in sorted(kinds)]
     return tuple(found) or ("the weights",)
 

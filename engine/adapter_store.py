@@ -60,7 +60,9 @@ class AdapterStore:
     events; failures are raised (AdapterError, MixTooLarge, SlotsBusy, other ValueError, OSError) and leave everything as it was.
     """
 
-    def __init__(self, decoder: Decoder, slots: int, host_bytes: int, emit: Emit, tokenizer: Tokenizer, chat_template: str | None = None) -> None:
+    def __init__(
+        self, decoder: Decoder, slots: int, host_bytes: int, emit: Emit, tokenizer: Tokenizer, chat_template: str | None = None,
+    ) -> None:
         self._facts, self._emit, self._tokenizer, self._chat_template = decoder.facts, emit, tokenizer, chat_template
         self._base_vocabulary = Vocabulary(tokenizer, decoder.facts.vocab, decoder.facts.vocab)
         self._records = Records()
@@ -114,7 +116,8 @@ class AdapterStore:
         with self._lock:
             record = self._records.known(name)
             if record.leaving:
-                raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {requests_text(self._users(name))}; load it again after that")
+                raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {requests_text(self._users(name))}; "
+                                   "load it again after that")
             old, adapter = record.info, self._keep_invocation(record, self._named(read.adapter, name))
             changes = differences(old, adapter.info)
             if _tokens(read.vocabulary) != _tokens(record.vocabulary):
@@ -150,8 +153,8 @@ class AdapterStore:
             if text == record.info.invocation:
                 return record.info  # the adapter's own ids stay: its text may be tokenised otherwise
             if text and record.info.added_rows:
-                raise AdapterError(f"adapter {name!r} adds tokens to the vocabulary; before an invocation they would stand for nothing, so it "
-                                   "cannot have one")
+                raise AdapterError(f"adapter {name!r} adds tokens to the vocabulary; before an invocation they would stand for nothing, "
+                                   "so it cannot have one")
             tokens = tuple(self._tokenizer.encode(text, special=True)) if text else ()
             if text and not tokens:
                 raise AdapterError(f"the invocation {text!r} of adapter {name!r} has no tokens in this base; give another text")

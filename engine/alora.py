@@ -38,7 +38,8 @@ def _longest_beginning(ids: Sequence[int], invocation: Sequence[int]) -> int:
     for start in range(len(ids) - 1, -1, -1):
         if ids[start] != invocation[0] or ids[start:start + longest + 1] != invocation[:longest + 1]:
             continue
-        size = next((i for i, (a, b) in enumerate(zip(ids[start:], invocation, strict=False)) if a != b), min(len(ids) - start, len(invocation)))
+        size = next((i for i, (a, b) in enumerate(zip(ids[start:], invocation, strict=False)) if a != b),
+                    min(len(ids) - start, len(invocation)))
         best, longest = start, size
     return best
 

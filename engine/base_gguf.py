@@ -75,7 +75,8 @@ def _vocabulary(metadata: dict[str, Any], vocab: int, path: Path) -> tuple[list[
     if not isinstance(tokens, list) or not tokens:
         raise FormatError(f"{path}: holds no tokenizer (metadata tokenizer.ggml.tokens); a GGUF of a language model is expected")
     if len(tokens) != vocab:
-        raise FormatError(f"{path}: lists {len(tokens):,} tokens where the embedding has {vocab:,} rows (the vocabulary); the file is corrupt")
+        raise FormatError(f"{path}: lists {len(tokens):,} tokens where the embedding has {vocab:,} rows (the vocabulary); "
+                          "the file is corrupt")
     kinds = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     if isinstance(kinds, str) or not hasattr(kinds, "__len__") or len(kinds) != len(tokens):
         raise FormatError(f"{path}: metadata tokenizer.ggml.token_type does not have one type for each of {len(tokens):,} tokens; "

@@ -17,7 +17,8 @@ TURN_END_TEXTS = frozenset({
 })
 """control tokens that end a turn in the families in use, whether or not a file lists them as its end token"""
 TURN_MARKS = TURN_END_TEXTS - {"</s>", "<EOT>"} | {
-    "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>", "<|start_of_role|>", "<|end_of_role|>", "<|begin_of_text|>",
+    "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<start_of_turn>", "<|start_of_role|>", "<|end_of_role|>",
+    "<|begin_of_text|>",
     "<|startoftext|>", "<|start|>", "<|message|>",
 }
 """tokens that templates build turns of and that no text holds by chance: they are special even where a file says they are plain"""

@@ -46,7 +46,8 @@ def run_bench(
     NotMeasured, MissingPackages (no transformers or peft for `against`).
     """
     if against and (missing := [name for name in PEFT_PACKAGES if importlib.util.find_spec(name) is None]):
-        raise MissingPackages(f"--against peft needs {' and '.join(missing)}, not installed here: {sys.executable} -m pip install {' '.join(missing)}")
+        raise MissingPackages(f"--against peft needs {' and '.join(missing)}, not installed here: "
+                              f"{sys.executable} -m pip install {' '.join(missing)}")
     from .engine import Engine
     from .machine import use_cores
     use_cores()

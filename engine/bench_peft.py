@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-PLAIN = ("architecture", "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context", "rms_eps", "rope_theta", "tied")
+PLAIN = ("architecture", "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "context", "rms_eps", "rope_theta",
+         "tied")
 """the facts in which bases differ that the comparison is made for"""
 
 
@@ -32,8 +33,8 @@ class PeftBench:
         from transformers import LlamaConfig, LlamaForCausalLM
         f = loaded.base.facts
         if f != ModelFacts(**{name: getattr(f, name) for name in PLAIN}):
-            raise ValueError(f"{loaded.base.path}: the comparison is made for plain llama bases, without RoPE scaling, biases, windows and the like; "
-                             f"this is a {f.architecture} model with some of them")
+            raise ValueError(f"{loaded.base.path}: the comparison is made for plain llama bases, without RoPE scaling, biases, windows and "
+                             f"the like; this is a {f.architecture} model with some of them")
         config = LlamaConfig(
             vocab_size=f.vocab, hidden_size=f.hidden, intermediate_size=f.intermediate, num_hidden_layers=f.layers,
             num_attention_heads=f.heads, num_key_value_heads=f.kv_heads, head_dim=f.head_dim, max_position_embeddings=f.context,

@@ -82,8 +82,8 @@ def _place_weights(
     if command.weights == "packed" and packed == dense:
         return False, dense, free, "packed weights were asked for, but no matrix of this file is smaller so than as " + DTYPE_NAMES[dtype]
     if command.weights == "auto" and dense > share * free:
-        return True, packed, free, (f"the weights stay packed as in the file, {packed:,} bytes: {as_numbers} are more than {DENSE_SHARE:.0%} "
-                                    f"of the {free:,} bytes of memory that are free on {device}")
+        return True, packed, free, (f"the weights stay packed as in the file, {packed:,} bytes: {as_numbers} are more than "
+                                    f"{DENSE_SHARE:.0%} of the {free:,} bytes of memory that are free on {device}")
     return command.weights == "packed", packed if command.weights == "packed" else dense, free, ""
 
 
@@ -96,9 +96,9 @@ def _place_context(command: LoadModel, base: BaseFile, device: torch.device, dty
     blocks = min(FULL_CONTEXTS * blocks_for(wanted), int(MEMORY_SHARE * left) // block_bytes)
     context = min(wanted, blocks * BLOCK_TOKENS)
     if blocks < 1 or context < command.context:
-        raise OutOfMemory(f"{base.path}: {left:,} bytes of memory are free on {device} beside the weights, too few for the keys and values of "
-                          f"{wanted} tokens, {block_bytes * blocks_for(wanted):,} bytes of at most {MEMORY_SHARE:.0%} of it; "
-                          "choose a smaller context, close other programs, or choose dtype bf16")
+        raise OutOfMemory(f"{base.path}: {left:,} bytes of memory are free on {device} beside the weights, too few for the keys and values "
+                          f"of {wanted} tokens, {block_bytes * blocks_for(wanted):,} bytes of at most {MEMORY_SHARE:.0%} of it; choose a "
+                          "smaller context, close other programs, or choose dtype bf16")
     if command.context or context == usual:
         return context, blocks, ""
     return context, blocks, f"the context is {context} tokens instead of {usual}: no more fit into {MEMORY_SHARE:.0%} of the memory that is free"

@@ -240,7 +240,8 @@ class Engine:
         if outside is not None:
             raise ValueError(f"token id {outside} is not in the vocabulary of {vocabulary.rows} tokens")
         return Request(
-            request_id, ids, len(ids), self._token_mix(mix, ids, request_id), sampling, min(len(ids) + sampling.max_tokens, context), context,
+            request_id, ids, len(ids), self._token_mix(mix, ids, request_id), sampling, min(len(ids) + sampling.max_tokens, context),
+            context,
             self._end_tokens(vocabulary), TextStream(vocabulary.tokenizer), StopText(sampling.stop), vocabulary)
 
     def _end_tokens(self, vocabulary: Vocabulary) -> frozenset[int]:
@@ -300,8 +301,8 @@ class Engine:
         vocabulary = self.model.store.vocabulary(mix.mix, request.id)
         lost = vocabulary.lost(request.ids, request.vocabulary)
         if lost is not None:
-            raise MixError(f"request {request.id} holds the token {lost}, {request.vocabulary.tokenizer.token_text([lost])[0]!r}, that only an "
-                           "adapter of its old mix has; keep that adapter in the mix until the reply ends")
+            raise MixError(f"request {request.id} holds the token {lost}, {request.vocabulary.tokenizer.token_text([lost])[0]!r}, that "
+                           "only an adapter of its old mix has; keep that adapter in the mix until the reply ends")
         if request.table is not None:
             self.model.store.acquire(mix.names, request.id, f"request {request.id}, whose mix was changed")
         else:
@@ -314,7 +315,8 @@ class Engine:
         try:
             self._swap_mix(request, before)
         except Exception as error:
-            self._fail(request, f"its mix was changed, that was refused, and its own cannot be had any more: {sentence(error)}", out_of_memory(error))
+            self._fail(request, f"its mix was changed, that was refused, and its own cannot be had any more: {sentence(error)}",
+                       out_of_memory(error))
 
     def _accept(self, request: Request, token: int) -> None:
         if token < 0:

@@ -19,7 +19,8 @@ from .models.facts import ModelFacts, RopeScaling, module_shapes
 
 PICKLED = "tensors: not looked into, those of a pickle (.bin) are known only when it is loaded"
 OF_ARCHITECTURE = (
-    "rotary_dim", "local_rope", "layers_without_rope", "windows", "fused", "norms", "norm_offset", "qk_norm", "activation", "embedding_scale",
+    "rotary_dim", "local_rope", "layers_without_rope", "windows", "fused", "norms", "norm_offset", "qk_norm", "activation",
+    "embedding_scale",
     "attention_scale", "attention_softcap", "residual_scale", "logit_divisor", "logit_softcap",
 )
 CANNOT_BE_USED = 3

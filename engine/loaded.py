@@ -81,7 +81,8 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
     progress.check()  # before room is made
     config = make_config(command, base, make_room)
     weights = load_weights(
-        base, config.device, config.dtype, lambda item, done, total: progress.report("weights", item, done, total), cancelled, config.packed)
+        base, config.device, config.dtype, lambda item, done, total: progress.report("weights", item, done, total), cancelled,
+        config.packed)
     decoder = Decoder(base.facts, weights, config.context)
     progress.report("warm-up", base.name)
     store = AdapterStore(decoder, config.slots, config.host_cache_bytes, emit, tokenizer, base.chat_template)

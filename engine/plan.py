@@ -40,7 +40,8 @@ def memory_plan(path: str | Path | None) -> dict[str, Any]:
 def _memory(base: BaseFile, itemsize: int) -> dict[str, int]:
     entries = base.tensors.values()
     return {
-        "dense_weights_bytes": weight_bytes(entries, itemsize, packed=False), "packed_weights_bytes": weight_bytes(entries, itemsize, packed=True),
+        "dense_weights_bytes": weight_bytes(entries, itemsize, packed=False),
+        "packed_weights_bytes": weight_bytes(entries, itemsize, packed=True),
         "kv_of_a_token_bytes": 2 * base.facts.layers * base.facts.kv_out * itemsize,
     }
 

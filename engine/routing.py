@@ -160,7 +160,8 @@ def _used(places: Sequence[Mapping[str, LoraLinear]], vectors: Sequence[Vectors 
     linears = [linear for place in places for linear in place.values()]
     stacked = [linear.bias for linear in linears if linear.bias is not None]
     stacked += [found for part in vectors if part for found in (*part.biases.values(), *part.norms.values())]
-    return [*(factor for linear in linears for factor in (linear.a, *(part.b for part in linear.slices))), *(found.values for found in stacked)]
+    return [*(factor for linear in linears for factor in (linear.a, *(part.b for part in linear.slices))),
+            *(found.values for found in stacked)]
 
 
 def _copied_bytes(used: Sequence[Tensor], contents: Sequence[SlotContent]) -> int:

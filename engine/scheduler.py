@@ -39,8 +39,8 @@ class Scheduler:
         """Raises ValueError, with the numbers, when it cannot fit even alone."""
         need = blocks_for(request.limit)
         if need > self.pool.blocks:
-            raise ValueError(f"the request needs {need} KV blocks of 16 tokens (prompt {request.prompt_tokens}, up to {request.limit} in all), "
-                             f"the memory holds {self.pool.blocks}; shorten the prompt or lower max_tokens")
+            raise ValueError(f"the request needs {need} KV blocks of 16 tokens (prompt {request.prompt_tokens}, up to {request.limit} in "
+                             f"all), the memory holds {self.pool.blocks}; shorten the prompt or lower max_tokens")
 
     def add(self, request: Request) -> None:
         """Queue a request that fits (see `check_fits`)."""

@@ -82,7 +82,8 @@ class _Builder:
     def _joined(self, modules: Iterable[str], vectors: Mapping[str, Tensor]) -> Tensor:
         """A vector over the outputs of a fused linear, zero for the modules that have none."""
         return torch.cat([
-            vectors[module].to(self._dtype) if module in vectors else torch.zeros(self._shapes[module][0], dtype=self._dtype, device=self._device)
+            vectors[module].to(self._dtype)
+            if module in vectors else torch.zeros(self._shapes[module][0], dtype=self._dtype, device=self._device)
             for module in modules])
 
     def _biases(self) -> dict[Place, Tensor]:
@@ -116,7 +117,8 @@ class _Builder:
             what = "the LoRA of embed_tokens times its effective scale"
             a = self._checked(pair.a.to(self._device, self._dtype).T.contiguous(), what)
             b = self._checked(self._expand_factor(pair), what)
-        ids, values = (None, None) if trained is None else (trained.ids.to(self._device), self._move(trained.values, "trained rows of embed_tokens"))
+        ids, values = (None, None) if trained is None else (trained.ids.to(self._device),
+                                                            self._move(trained.values, "trained rows of embed_tokens"))
         return VocabularyPart(a, b, replaced, ids, values, _size(replaced, trained))
 
     def _head(self) -> VocabularyPart | None:
@@ -166,8 +168,8 @@ class _Builder:
     def check_is_base(self, name: str) -> None:
         replaced = self._weights.replaced.get(name)
         if replaced is not None and not self._is_base(name, replaced):
-            raise AdapterError(f"adapter {self._adapter.info.name!r}: has DoRA on {name} and another {name} than the base: the lengths of its rows "
-                               "are of that matrix; load the base that it was trained on")
+            raise AdapterError(f"adapter {self._adapter.info.name!r}: has DoRA on {name} and another {name} than the base: the lengths of "
+                               "its rows are of that matrix; load the base that it was trained on")
 
     def _move(self, tensor: Tensor, what: str, trained: TokenRows | None = None) -> Tensor:
         """`tensor` of the adapter on the device, with the trained rows written into it."""

@@ -112,7 +112,8 @@ def added_tokens(known: dict[str, Any], path: Path, vocab: int) -> AddedTokens:
 def _unigram_pieces(model: Any) -> list[str]:
     """The texts of a unigram model's vocabulary; none for other models, and for what is no vocabulary."""
     vocab = model.get("vocab") if isinstance(model, dict) and model.get("type") == "Unigram" else None
-    return [entry[0] for entry in vocab if isinstance(entry, list) and entry and isinstance(entry[0], str)] if isinstance(vocab, list) else []
+    return [entry[0] for entry in vocab if isinstance(entry, list) and entry
+            and isinstance(entry[0], str)] if isinstance(vocab, list) else []
 
 
 def _is_token(value: Any) -> bool:
@@ -127,7 +128,8 @@ def chat_template(folder: Path) -> str | None:
     for name in ("tokenizer_config.json", "chat_template.json"):
         template = read_json_object(folder / name).get("chat_template") if present(folder / name) else None
         if isinstance(template, list):
-            template = next((entry.get("template") for entry in template if isinstance(entry, dict) and entry.get("name") == "default"), None)
+            template = next((entry.get("template") for entry in template if isinstance(entry, dict) and entry.get("name") == "default"),
+                            None)
         if isinstance(template, str):
             return template
     return None

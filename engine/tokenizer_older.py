@@ -51,7 +51,8 @@ def _vocab_and_merges(folder: Path, pre: str, vocab: int) -> dict[str, Any]:
     lines = read_bounded(folder / "merges.txt", _MERGES_BYTES).decode("utf-8", "replace").split("\n")
     size = max(texts, default=-1) + 1
     return {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": [texts.get(i, f"[PAD{i}]") for i in range(size)],
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [texts.get(i, f"[PAD{i}]") for i in range(size)],
         "tokenizer.ggml.token_type": [1 if i in texts else _UNUSED for i in range(size)],
         "tokenizer.ggml.merges": [line.rstrip("\r") for line in lines if line.strip() and not line.startswith("#version")],
     }

@@ -73,11 +73,11 @@ def _check_rows(adapter: Adapter, base: int, rows: int, head_rows: int) -> None:
         if pair is not None and name in weights.rows:
             raise AdapterError(f"{path}: has both LoRA on and trained rows of {name}, which PEFT cannot run either; train one of them")
         if pair is not None and pair.magnitude is not None and max(rows, head_rows) > base:
-            raise AdapterError(f"{path}: has DoRA on {name} and adds tokens: the lengths of its rows are of another matrix than the base's; "
-                               "it is not loaded")
+            raise AdapterError(f"{path}: has DoRA on {name} and adds tokens: the lengths of its rows are of another matrix than the "
+                               "base's; it is not loaded")
     if head_rows > rows:
-        raise AdapterError(f"{path}: has {head_rows - rows} rows more for lm_head.weight than for embed_tokens.weight: what it writes could not "
-                           "be read; save it with both matrices (save_embedding_layers)")
+        raise AdapterError(f"{path}: has {head_rows - rows} rows more for lm_head.weight than for embed_tokens.weight: what it writes "
+                           "could not be read; save it with both matrices (save_embedding_layers)")
     if rows > base and adapter.info.invocation_tokens:
         raise AdapterError(f"{path}: adds {rows - base} tokens and has an invocation; before its invocation such an adapter is off "
                            "and its tokens would stand for nothing, so it is not loaded")

@@ -116,6 +116,7 @@ class _Families:
 def _checkpoints(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return [entry.name for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False) if checkpoint_step(Path(entry.name)) is not None]
+            return [entry.name for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False)
+                    if checkpoint_step(Path(entry.name)) is not None]
     except OSError:
         return []

@@ -74,8 +74,8 @@ def find_model(text: str, default: str = "or no model for the default one") -> s
         return path
     if text in dict(sample_adapters()):
         raise UsageError(f"{text}: is a sample adapter, not a model; to open it on the default model: --lora {text}")
-    raise UsageError(f"{text or repr(text)}: no such file or folder; give a local GGUF file or a Hugging Face folder with safetensors weights "
-                     f"(nothing is downloaded by name), {default}")
+    raise UsageError(f"{text or repr(text)}: no such file or folder; give a local GGUF file or a Hugging Face folder with safetensors "
+                     f"weights (nothing is downloaded by name), {default}")
 
 
 def find_any(text: str) -> str:
@@ -85,8 +85,8 @@ def find_any(text: str) -> str:
     samples = dict(sample_adapters())
     if text in samples:
         return str(samples[text])
-    raise UsageError(f"{text or repr(text)}: no such file or folder, and no sample adapter of that name; give a GGUF file, a Hugging Face folder, "
-                     f"a PEFT adapter or a sample: {', '.join(samples)}")
+    raise UsageError(f"{text or repr(text)}: no such file or folder, and no sample adapter of that name; give a GGUF file, a Hugging Face "
+                     f"folder, a PEFT adapter or a sample: {', '.join(samples)}")
 
 
 def _there(text: str) -> str | None:

@@ -117,7 +117,8 @@ def _effect(report: CheckReport, no_effect: str) -> tuple[str, ...]:
     for part in report.effect:
         changed = f"{part.changed}/{part.positions}"
         example = f"  {clean_line(part.before, 12)!r} → {clean_line(part.after, 12)!r}" if part.changed else ""
-        lines.append(f"  {clean_line(part.prompt, 10):<10} {changed:>8} {part.changed / max(part.positions, 1):>6.1%}   KL {_nats(part.kl):<7}{example}")
+        lines.append(f"  {clean_line(part.prompt, 10):<10} {changed:>8} {part.changed / max(part.positions, 1):>6.1%}   KL "
+                     f"{_nats(part.kl):<7}{example}")
     return tuple(lines)
 
 

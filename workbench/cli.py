@@ -138,7 +138,8 @@ def check(
 
     paths = [find_adapter(AdapterArgument(text, None, 1.0), "").path for text in adapters]
     by_default = model == "default" and not Path(model).exists()
-    return report(None if by_default else find_model(model, "or the word default for the default model"), paths, effect, device, dtype, weights, as_json=json)
+    return report(None if by_default else find_model(model, "or the word default for the default model"), paths, effect, device, dtype,
+                  weights, as_json=json)
 
 
 @app.command

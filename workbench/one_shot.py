@@ -113,7 +113,8 @@ class _Conversation:
                     self._reply.mix.append(p.AdapterUse(event.adapter.name, argument.scale))
                     self._warn(*(f"{event.adapter.name}: {note}" for note in event.adapter.notes))
                     if event.adapter.dora and not argument.scale:
-                        self._warn(f"{event.adapter.name}: DoRA at scale 0 is off, the base itself; PEFT's scale 0 would keep the trained magnitudes")
+                        self._warn(f"{event.adapter.name}: DoRA at scale 0 is off, the base itself; "
+                                   "PEFT's scale 0 would keep the trained magnitudes")
                     if self._question.stats:
                         self._progress.clear()
                         output.narrate(_adapter_line(event.adapter, argument.scale))

@@ -86,7 +86,8 @@ def parse_settings(raw: Mapping[str, Any], path: Path) -> LoraSettings:
         alpha=read.alpha(raw.get("lora_alpha", PEFT_DEFAULT), "lora_alpha"),
         rank_pattern={key: read.rank(value, f"rank_pattern[{show(key)}]") for key, value in read.object("rank_pattern").items()},
         alpha_pattern={key: read.alpha(value, f"alpha_pattern[{show(key)}]") for key, value in read.object("alpha_pattern").items()},
-        rslora=read.flag("use_rslora"), dora=read.flag("use_dora"), lora_bias=read.flag("lora_bias"), tying=read.flag("ensure_weight_tying"),
+        rslora=read.flag("use_rslora"), dora=read.flag("use_dora"), lora_bias=read.flag("lora_bias"),
+        tying=read.flag("ensure_weight_tying"),
         bias=_bias(raw, path), by_config=True,
         targets=None if raw.get("target_modules") is None else read.names_or_text("target_modules"),
         excluded=read.names_or_text("exclude_modules"), layers=_layers(raw, path), layers_patterns=_layers_patterns(raw, read),
@@ -186,8 +187,8 @@ def _layers(raw: Mapping[str, Any], path: Path) -> frozenset[int]:
         raise AdapterError(f"{path}: layers_to_transform is {shown(value)}; a layer's number or a list of them is expected")
     for name in ("layers_to_transform", "layers_pattern"):
         if raw.get(name) not in (None, [], "") and isinstance(raw.get("target_modules"), str):
-            raise AdapterError(f"{path}: {name} is {shown(raw[name])} beside {shown(raw['target_modules'])} in target_modules; PEFT takes it "
-                               "beside a list of names alone, put the layers into one of them")
+            raise AdapterError(f"{path}: {name} is {shown(raw[name])} beside {shown(raw['target_modules'])} in target_modules; PEFT takes "
+                               "it beside a list of names alone, put the layers into one of them")
     return frozenset(layers)
 
 
@@ -197,7 +198,8 @@ def _layers_patterns(raw: Mapping[str, Any], read: _Reader) -> tuple[str, ...]:
     if len(patterns) > 16 or not all(map(_LAYERS_NAME.match, patterns)):
         raise AdapterError(f"{read.path}: layers_pattern is {shown(value)}; the name of the list of layers is expected, as \"layers\"")
     if patterns and raw.get("layers_to_transform") is None:
-        raise AdapterError(f"{read.path}: layers_pattern is {shown(value)} without layers_to_transform, which PEFT refuses; set both or none")
+        raise AdapterError(f"{read.path}: layers_pattern is {shown(value)} without layers_to_transform, which PEFT refuses; "
+                           "set both or none")
     return patterns
 
 

@@ -117,4 +117,5 @@ def _outside_notes(places: Places, total: int) -> list[str]:
 def _missing_notes(targets: Sequence[str], paths: Sequence[str]) -> list[str]:
     held = {end for path in paths for name in (path, f"{path}.weight") for end in ends(name)}
     missing = [target for target in targets if target not in held]
-    return ["target_modules lists " + ", ".join(map(show, sorted(missing)[:8])) + ", missing from the file: nothing acts there"] if missing else []
+    return ["target_modules lists " + ", ".join(map(show, sorted(missing)[:8]))
+            + ", missing from the file: nothing acts there"] if missing else []

@@ -42,7 +42,8 @@ FIELDS: dict[str, Field] = {
     "use_dora": Field("honoured", "rows are brought to the lengths of the magnitude vectors, at any scale"),
     "lora_bias": Field("honoured", "the bias of lora_B is added, scaled"),
     "bias": Field("honoured", "trained biases in the file stand in the place of the base's"),
-    "modules_to_save": Field("honoured", "whole embed_tokens, lm_head and norms, beside which no LoRA acts; a whole linear or another head is refused by its name"),
+    "modules_to_save": Field("honoured", "whole embed_tokens, lm_head and norms, beside which no LoRA acts; "
+                                         "a whole linear or another head is refused by its name"),
     "trainable_token_indices": Field("honoured", "trained rows of embed_tokens and lm_head; a tied head gets those of the embedding"),
     "target_parameters": Field("honoured", "the weight of a linear is as a target module; a mixture of experts is refused by its shape"),
     "alora_invocation_tokens": Field("honoured", "acts from the first token of the last occurrence in the prompt"),
@@ -81,9 +82,9 @@ FIELDS: dict[str, Field] = {
 OLDER: dict[str, Field] = {
     "merge_weights": Field("irrelevant", "whether the first PEFT merged the deltas into the base to evaluate"),
     "enable_lora": Field("refused", "LoRA on parts of a matrix in the layout of the first PEFT", ([],)),
-    "invocation_string": Field("refused", "an aLoRA's invocation as text, from before PEFT had aLoRA: PEFT's field is alora_invocation_tokens, "
-                                          "put the token ids of the text there in its place; or remove it, load the file as a plain LoRA and "
-                                          "set the invocation in the bench", ("",)),
+    "invocation_string": Field("refused", "an aLoRA's invocation as text, from before PEFT had aLoRA: PEFT's field is "
+                                          "alora_invocation_tokens, put the token ids of the text there in its place; or remove it, load "
+                                          "the file as a plain LoRA and set the invocation in the bench", ("",)),
 }
 """fields of what wrote adapters before peft.LoraConfig had the like"""
 UNKNOWN = Field("refused", "a field that is not known here, perhaps of a newer PEFT", (False, [], {}, ""))

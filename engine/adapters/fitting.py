@@ -19,8 +19,8 @@ def check_settings(file: AdapterFile, places: Places, facts: ModelFacts) -> None
     """Raises AdapterError where config and tensors contradict each other, or the config asks for another base."""
     settings = file.settings
     if settings.replication and _repeats(settings.replication, facts.layers):
-        raise AdapterError(f"{file.config_path}: layer_replication is {show(list(map(list, settings.replication)))}: it was trained on a stack with "
-                           f"repeated layers, not the {facts.layers} layers of this base; not loaded")
+        raise AdapterError(f"{file.config_path}: layer_replication is {show(list(map(list, settings.replication)))}: it was trained on a "
+                           f"stack with repeated layers, not the {facts.layers} layers of this base; not loaded")
     for pair in places.pairs.values():
         _check_part(file, pair, "use_dora", settings.dora, pair.magnitude, "magnitude vector (lora_magnitude_vector)")
         if not pair.embedding:
@@ -39,11 +39,12 @@ def check_settings(file: AdapterFile, places: Places, facts: ModelFacts) -> None
 def _check_waiting(file: AdapterFile, places: Places) -> None:
     """PEFT's aLoRA waits for its invocation with the LoRA of linears; what is trained whole beside it acts from the first token on."""
     trained = [whole.name for whole in places.whole.values()
-               if not whole.copy and (whole.module.rpartition(".")[2] not in TOKEN_MODULES or any(map(whole.module.endswith, file.settings.saved)))]
+               if not whole.copy
+               and (whole.module.rpartition(".")[2] not in TOKEN_MODULES or any(map(whole.module.endswith, file.settings.saved)))]
     for name in (*trained, *places.rows.values()):
-        raise AdapterError(f"{file.config_path}: alora_invocation_tokens beside the trained tensor {show(name, 160)}: in PEFT that acts before the "
-                           "invocation too, here an adapter acts from its invocation on; not loaded, train it without modules_to_save, bias "
-                           "and trainable_token_indices")
+        raise AdapterError(f"{file.config_path}: alora_invocation_tokens beside the trained tensor {show(name, 160)}: in PEFT that acts "
+                           "before the invocation too, here an adapter acts from its invocation on; not loaded, train it without "
+                           "modules_to_save, bias and trainable_token_indices")
 
 
 def _check_wrapped_twice(file: AdapterFile, places: Places, facts: ModelFacts) -> None:
@@ -51,8 +52,8 @@ def _check_wrapped_twice(file: AdapterFile, places: Places, facts: ModelFacts) -
     if saved and facts.tied and file.settings.tying:
         saved = {*TOKEN_MODULES}
     if both := sorted(saved & places.rows.keys()):
-        raise AdapterError(f"{file.config_path}: modules_to_save and trainable_token_indices both act on {both[0]}, which PEFT saves and cannot "
-                           "run; train one of them")
+        raise AdapterError(f"{file.config_path}: modules_to_save and trainable_token_indices both act on {both[0]}, "
+                           "which PEFT saves and cannot run; train one of them")
 
 
 def _repeats(replication: tuple[tuple[int, int], ...], layers: int) -> bool:
@@ -79,14 +80,14 @@ def check_whole(file: AdapterFile, places: Places, shapes: Shapes, facts: ModelF
     for place, whole in places.whole.items():
         shape, base = shapes[whole.name], expected[place]
         if place in linears:
-            raise AdapterError(f"{file.weights_path}: tensor {show(whole.name, 160)} is a whole linear (modules_to_save); whole embed_tokens, "
-                               "lm_head, norms and biases are honoured, so it is not loaded")
+            raise AdapterError(f"{file.weights_path}: tensor {show(whole.name, 160)} is a whole linear (modules_to_save); whole "
+                               "embed_tokens, lm_head, norms and biases are honoured, so it is not loaded")
         if place.removesuffix(".weight") in TOKEN_MODULES:
             rows.add(shape[0] if shape else 0)
             _check_vocabulary(file, whole.name, shape, base)
         elif shape != base:
-            raise AdapterError(f"{file.weights_path}: tensor {show(whole.name, 160)} has shape {list(shape)}, in the base it has {list(base)} "
-                               f"(shape mismatch); {_LOAD_ITS_BASE}")
+            raise AdapterError(f"{file.weights_path}: tensor {show(whole.name, 160)} has shape {list(shape)}, in the base it has "
+                               f"{list(base)} (shape mismatch); {_LOAD_ITS_BASE}")
     if len(rows) > 1:
         raise AdapterError(f"{file.weights_path}: its embedding and its lm_head have {' and '.join(map(str, sorted(rows)))} rows; they are "
                            "of two vocabularies, save the adapter again")
@@ -99,8 +100,8 @@ def check_pairs(file: AdapterFile, places: Places, shapes: Shapes, vocab: Mappin
         outputs, inputs = expected[module] if module in expected else (facts.hidden, vocab["embed_tokens"])
         a, b = shapes[pair.a], shapes[pair.b]
         if len(a) == len(b) == 2 and (b[0], a[1]) != (outputs, inputs):
-            raise AdapterError(f"{file.weights_path}: {show(pair.path, 160)} is for {a[1]} inputs and {b[0]} outputs, in the base that module "
-                               f"has {inputs} and {outputs} (shape mismatch); {_LOAD_ITS_BASE}")
+            raise AdapterError(f"{file.weights_path}: {show(pair.path, 160)} is for {a[1]} inputs and {b[0]} outputs, in the base that "
+                               f"module has {inputs} and {outputs} (shape mismatch); {_LOAD_ITS_BASE}")
         for name in filter(None, (pair.bias, pair.magnitude)):
             if shapes[name] != (outputs,):
                 raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} has shape {list(shapes[name])}, expected [{outputs}]; "
@@ -113,11 +114,11 @@ def check_pairs(file: AdapterFile, places: Places, shapes: Shapes, vocab: Mappin
 
 def _check_part(file: AdapterFile, pair: PairNames, field: str, wanted: bool | None, name: str, what: str) -> None:
     if wanted and not name:
-        raise AdapterError(f"{file.weights_path}: {field} is true but {show(pair.path, 160)} has no {what}; the file is incomplete, save or "
-                           "download it again")
+        raise AdapterError(f"{file.weights_path}: {field} is true but {show(pair.path, 160)} has no {what}; "
+                           "the file is incomplete, save or download it again")
     if wanted is False and name:
-        raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} is a {what}, but the config does not set {field}; it is not known "
-                           "which is right, set it in the config or save the adapter again")
+        raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} is a {what}, but the config does not set {field}; it is not "
+                           "known which is right, set it in the config or save the adapter again")
 
 
 def _check_vocabulary(file: AdapterFile, name: str, shape: tuple[int, ...], base: tuple[int, ...]) -> None:
@@ -125,5 +126,5 @@ def _check_vocabulary(file: AdapterFile, name: str, shape: tuple[int, ...], base
         raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} has shape {list(shape)}, in the base it has {list(base)} "
                            f"(shape mismatch); {_LOAD_ITS_BASE}")
     if shape[0] < base[0]:
-        raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} has {shape[0]} rows, fewer than the {base[0]} tokens of the base's "
-                           f"vocabulary; {_LOAD_ITS_BASE}, with the vocabulary that it had then")
+        raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} has {shape[0]} rows, fewer than the {base[0]} tokens of the "
+                           f"base's vocabulary; {_LOAD_ITS_BASE}, with the vocabulary that it had then")

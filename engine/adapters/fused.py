@@ -41,7 +41,8 @@ def regroup(pairs: Mapping[str, LoraPair], facts: ModelFacts, file: Path) -> dic
             whole, names = f"layers.{layer}.{fused}", [f"layers.{layer}.{name}" for name in parts]
             given = [name for name in names if name in result]
             if whole in result and given:
-                raise AdapterError(f"{file}: has deltas for {whole} and for {given[0]}, which is a part of it; it is ambiguous which to use")
+                raise AdapterError(f"{file}: has deltas for {whole} and for {given[0]}, which is a part of it; "
+                                   "it is ambiguous which to use")
             if facts.fused and given:
                 result[whole] = _join([result.pop(name, None) for name in names], list(parts.values()), whole, file)
             elif not facts.fused and whole in result:
@@ -53,7 +54,8 @@ def _join(parts: Sequence[LoraPair | None], rows: Sequence[int], module: str, fi
     """One pair whose rows are the parts': A one under the other, B block by block."""
     given = [part for part in parts if part is not None]
     if any(part.magnitude is not None for part in given) and len(given) < len(parts):
-        raise AdapterError(f"{file}: has DoRA on a part of {module} alone; the base has that as one matrix, load a base that has them apart")
+        raise AdapterError(f"{file}: has DoRA on a part of {module} alone; the base has that as one matrix, "
+                           "load a base that has them apart")
     scalings = {part.scaling for part in given}
     dtype = given[0].a.dtype if len(scalings) == 1 and len({part.a.dtype for part in given}) == 1 else torch.float32
     scaling = given[0].scaling if len(scalings) == 1 else 1.0

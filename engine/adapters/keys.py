@@ -120,8 +120,8 @@ def _parse(name: str, file: Path) -> tuple[str, str, str]:
 def _put(places: dict[str, Value], key: str, value: Value, name: str, file: Path) -> None:
     if key in places:
         other = places[key]
-        raise AdapterError(f"{file}: tensors {show(other.name if isinstance(other, WholeName) else other, 160)} and {show(name, 160)} are the "
-                           "same of one module; save one adapter to a file")
+        raise AdapterError(f"{file}: tensors {show(other.name if isinstance(other, WholeName) else other, 160)} and {show(name, 160)} are "
+                           "the same of one module; save one adapter to a file")
     places[key] = value
 
 

@@ -123,7 +123,8 @@ def _refuse_whole(path: str, name: str, facts: ModelFacts, file: Path) -> None:
         what = "is a trained bias of a module that has none in the base"
     elif ending(module, other_shapes(facts)):
         what = "is a whole linear that the base has fused or split (modules_to_save)"
-    raise AdapterError(f"{file}: tensor {show(name, 160)} {what}; without it the adapter would act otherwise than trained, so it is not loaded")
+    raise AdapterError(f"{file}: tensor {show(name, 160)} {what}; without it the adapter would act otherwise than trained, "
+                       "so it is not loaded")
 
 
 def _examples(names: Iterable[str]) -> str:

@@ -37,8 +37,8 @@ def open_mlx(given: Path, folder: Path) -> AdapterFile:
 def _settings(raw: dict[str, Any], path: Path) -> LoraSettings:
     kind, parameters = raw.get("fine_tune_type", "lora"), raw.get("lora_parameters")
     if kind not in ("lora", "dora") or not isinstance(parameters, dict):
-        raise AdapterError(f"{path}: is an MLX adapter of fine_tune_type {shown(kind)} with lora_parameters {shown(parameters)}; lora or dora "
-                           "with its rank and scale is read")
+        raise AdapterError(f"{path}: is an MLX adapter of fine_tune_type {shown(kind)} with lora_parameters {shown(parameters)}; lora or "
+                           "dora with its rank and scale is read")
     if "alpha" in parameters:
         raise AdapterError(f"{path}: lora_parameters has alpha, as early versions of mlx-lm wrote it with another meaning of scale; "
                            "it is not known which holds, so it is not loaded")
@@ -54,8 +54,8 @@ def _sort(names: Iterable[str], path: Path) -> TensorNames:
     for name in sorted(names):
         module, _, kind = name.rpartition(".")
         if kind not in ("lora_a", "lora_b", "m"):
-            raise AdapterError(f"{path}: tensor {show(name, 160)} is neither lora_a nor lora_b nor m of a module; without it the adapter would "
-                               "act otherwise than trained, so it is not loaded")
+            raise AdapterError(f"{path}: tensor {show(name, 160)} is neither lora_a nor lora_b nor m of a module; without it the adapter "
+                               "would act otherwise than trained, so it is not loaded")
         parts.setdefault(module, {})[kind] = name
     if not parts:
         raise AdapterError(f"{path}: holds no tensors; save the adapter again")

@@ -45,7 +45,8 @@ def is_adapter(path: Path) -> bool:
     if path.is_dir():
         if is_cache_entry(path):
             return _cached(path) is not None
-        return not _is_base(path) and (any(os.path.lexists(path / name) for name in (CONFIG, SAFETENSORS, PICKLE, MLX_WEIGHTS)) or bool(members(path)))
+        return not _is_base(path) and (any(os.path.lexists(path / name) for name in (CONFIG, SAFETENSORS, PICKLE, MLX_WEIGHTS))
+                                       or bool(members(path)))
     if path.name in (CONFIG, SAFETENSORS, PICKLE, MLX_WEIGHTS):
         return True
     if path.suffix in (".safetensors", ".bin"):
@@ -105,5 +106,5 @@ def _open_file(given: Path) -> AdapterFile:
         return open_single(given)
     if given.suffix == ".bin":
         raise AdapterError(f"{folder}: has no {CONFIG}; a .bin holds tensors alone, put the config that PEFT saved with it beside it")
-    raise AdapterError(f"{given}: is no adapter ({show(given.suffix)}); give a folder with {CONFIG} and {SAFETENSORS}, one of these files, or a "
-                       "GGUF adapter")
+    raise AdapterError(f"{given}: is no adapter ({show(given.suffix)}); give a folder with {CONFIG} and {SAFETENSORS}, one of these files, "
+                       "or a GGUF adapter")

@@ -76,8 +76,8 @@ def _unread(folder: Path, weights: str) -> list[str]:
     if not names:
         return []
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return [f"{', '.join(show(name, 80) for name in names[:3])}{more} beside {weights}: not read, as PEFT does not; what was trained is missing "
-            "if it is there"]
+    return [f"{', '.join(show(name, 80) for name in names[:3])}{more} beside {weights}: not read, as PEFT does not; "
+            "what was trained is missing if it is there"]
 
 
 def _weights_in(folder: Path) -> Path:
@@ -103,7 +103,8 @@ def _shards(first: Path) -> SafetensorsHeader:
     total = 0
     for header in (read_header(first.parent / name) for name in names):
         if twice := tensors.keys() & header.tensors.keys():
-            raise AdapterError(f"{header.path}: tensor {show(min(twice), 160)} is also in another of the {count} files; download them again")
+            raise AdapterError(f"{header.path}: tensor {show(min(twice), 160)} is also in another of the {count} files; "
+                               "download them again")
         tensors |= header.tensors
         metadata, total = metadata or header.metadata, total + header.file_bytes
     return SafetensorsHeader(first, dict(metadata), tensors, total)

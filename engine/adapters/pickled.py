@@ -74,10 +74,11 @@ def _check_records(stream: BinaryIO, path: Path) -> None:
         raise _unreadable(path, error) from None
     for record in records:
         if record.compress_type != zipfile.ZIP_STORED or record.file_size != record.compress_size:
-            raise AdapterError(f"{path}: its record {show(record.filename)} is compressed, torch writes none so; the file was packed anew, {_ASK}")
+            raise AdapterError(f"{path}: its record {show(record.filename)} is compressed, torch writes none so; "
+                               f"the file was packed anew, {_ASK}")
         if record.filename.endswith("data.pkl") and record.file_size > MAX_PICKLE_BYTES:
-            raise AdapterError(f"{path}: its description of the tensors has {record.file_size:,} bytes, more than the {MAX_PICKLE_BYTES:,} that are "
-                               f"read; {_ASK}")
+            raise AdapterError(f"{path}: its description of the tensors has {record.file_size:,} bytes, "
+                               f"more than the {MAX_PICKLE_BYTES:,} that are read; {_ASK}")
     if len(records) > MAX_RECORDS:
         raise AdapterError(f"{path}: holds {len(records):,} records, more than the {MAX_RECORDS:,} that are read; {_ASK}")
 
@@ -115,5 +116,5 @@ def _check_plain(name: str, tensor: object, path: Path, file_bytes: int) -> None
                            "save it again in one of these")
     stored = tensor.untyped_storage().nbytes()
     if tensor.nbytes > min(stored, file_bytes):
-        raise AdapterError(f"{where} claims shape {show(list(tensor.shape))} with stride {show(list(tensor.stride()))}, more than the {stored:,} bytes "
-                           f"stored for it; the file lies about its size, {_ASK}")
+        raise AdapterError(f"{where} claims shape {show(list(tensor.shape))} with stride {show(list(tensor.stride()))}, more than the "
+                           f"{stored:,} bytes stored for it; the file lies about its size, {_ASK}")

@@ -40,11 +40,12 @@ def _settings(metadata: Mapping[str, str], path: Path) -> LoraSettings:
             return replace(settings, by_config=settings.targets is not None)
     alpha = _number(metadata, ALPHA_KEYS, path)
     if alpha is None:
-        raise AdapterError(f"{path}: nothing says alpha, without which the scale is not known: there is no {CONFIG} beside it, and its metadata "
-                           f"has neither a config ({', '.join(CONFIG_KEYS[:2])}) nor {' or '.join(ALPHA_KEYS)}; put the {CONFIG} of the "
-                           "adapter beside the file")
+        raise AdapterError(f"{path}: nothing says alpha, without which the scale is not known: there is no {CONFIG} beside it, and its "
+                           f"metadata has neither a config ({', '.join(CONFIG_KEYS[:2])}) nor {' or '.join(ALPHA_KEYS)}; put the {CONFIG} "
+                           "of the adapter beside the file")
     rank = _number(metadata, RANK_KEYS, path)
-    config: dict[str, Any] = {"peft_type": "LORA", "lora_alpha": alpha, "r": 1 if rank is None else int(rank) if rank.is_integer() else rank}
+    config: dict[str, Any] = {"peft_type": "LORA", "lora_alpha": alpha,
+                              "r": 1 if rank is None else int(rank) if rank.is_integer() else rank}
     settings = parse_settings(config, path)
     return LoraSettings(r=settings.r if rank is not None else None, alpha=settings.alpha, dora=None, lora_bias=None,
                         notes=("alpha is taken from the file's metadata, which names no other setting: plain LoRA is assumed",))

@@ -62,8 +62,8 @@ def _check_rows(file: AdapterFile, tensor: str, ids: tuple[int, ...] | None, sha
         raise AdapterError(f"{where} holds trained rows of tokens, but trainable_token_indices in the config does not name them; "
                            "save the adapter again")
     if len(shape) != 2 or shape[0] != len(ids):
-        raise AdapterError(f"{where} has shape {list(shape)}, trainable_token_indices names {len(ids)} tokens; the config and the weights do "
-                           "not belong together")
+        raise AdapterError(f"{where} has shape {list(shape)}, trainable_token_indices names {len(ids)} tokens; "
+                           "the config and the weights do not belong together")
     beyond = sorted(number for number in ids if number >= vocab)
     if beyond and beyond != list(range(vocab, vocab + len(beyond))):
         raise AdapterError(f"{where} is for the token {beyond[0]}, the vocabulary ends at {vocab - 1} and nothing says what the tokens "

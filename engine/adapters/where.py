@@ -33,7 +33,8 @@ def within(places: Places, facts: ModelFacts, file: AdapterFile) -> Places:
     if not file.settings.by_config:
         return places
     pairs = places.pairs
-    modules = {place.rpartition(".")[0]: whole.module for place, whole in places.whole.items()} | {name: pair.path for name, pair in pairs.items()}
+    modules = {place.rpartition(".")[0]: whole.module
+               for place, whole in places.whole.items()} | {name: pair.path for name, pair in pairs.items()}
     known = {*module_shapes(facts), *other_shapes(facts), "embed_tokens"}
     left_out = _Coverage(file, facts, {name: path for name, path in modules.items() if name in known}).left_out()
     passed_over = _passed_over(places, left_out.keys(), modules.keys() & known, file, facts)
@@ -45,8 +46,8 @@ def within(places: Places, facts: ModelFacts, file: AdapterFile) -> Places:
     if not kept.pairs and not kept.whole and not kept.rows:
         fields = " and ".join(sorted(set(kept.outside.values()))) or "modules_to_save and target_modules"
         first = next(iter((*kept.outside, *passed_over)))
-        raise AdapterError(f"{file.config_path}: {fields}: nothing of what the file holds is covered (it has {show(first, 160)}), so that with "
-                           "PEFT it changes nothing; correct the config")
+        raise AdapterError(f"{file.config_path}: {fields}: nothing of what the file holds is covered (it has {show(first, 160)}), so that "
+                           "with PEFT it changes nothing; correct the config")
     return kept
 
 
@@ -146,8 +147,9 @@ class _Coverage:
 
     def _refuse_condensed(self, module: str, names: Iterable[str]) -> None:
         if len(set(self.targets)) >= CONDENSED and not self._in_layers(names):
-            raise AdapterError(f"{self.file.config_path}: target_modules names {module} whole, and layers_to_transform leaves out its layer; "
-                               "which of them holds depends on how PEFT shortens the names, remove layers_to_transform or the names")
+            raise AdapterError(f"{self.file.config_path}: target_modules names {module} whole, and layers_to_transform leaves out its "
+                               "layer; which of them holds depends on how PEFT shortens the names, "
+                               "remove layers_to_transform or the names")
 
 
 def _listed(names: tuple[str, ...], module: str, given: set[str], elsewhere: set[str | None]) -> str:

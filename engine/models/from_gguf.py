@@ -19,7 +19,8 @@ _ABSENT = (
 """keys that change what a model computes unless they are 0; an architecture names those that it honours"""
 _KNOWN = frozenset({
     *_ABSENT, "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
-    "attention.key_length_swa", "attention.value_length_swa", "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "attention.causal",
+    "attention.key_length_swa", "attention.value_length_swa", "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon",
+    "attention.causal",
     "attention.sliding_window_pattern", "rope.dimension_count", "rope.dimension_count_swa", "rope.dimension_sections", "rope.freq_base",
     "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.alpha", "rope.scaling.attn_factor",
     "rope.scaling.original_context_length", "rope.scaling.finetuned", "rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor",

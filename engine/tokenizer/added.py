@@ -78,8 +78,9 @@ def read_added_vocabulary(folder: Path, base: Tokenizer, rows: int) -> AddedVoca
 def _check_vocabulary(known: dict[str, Any], declared: AddedTokens, base: Tokenizer, path: Path) -> None:
     for text, number in _vocabulary(known):
         if text not in declared and _is_new(text, number, base, path):
-            raise FormatError(f"{path}: its vocabulary has the token {show(text)} ({number:,}) that the base has not, and not as an added token; "
-                              "text would be cut in another way than the base cuts it, so the adapter cannot be used with this base")
+            raise FormatError(f"{path}: its vocabulary has the token {show(text)} ({number:,}) that the base has not, and not as an added "
+                              "token; text would be cut in another way than the base cuts it, "
+                              "so the adapter cannot be used with this base")
 
 
 def _vocabulary(known: dict[str, Any]) -> Iterator[tuple[str, int]]:

@@ -67,7 +67,8 @@ def _check_growth(steps: list[dict[str, Any]], where: object) -> None:
             case "Precompiled":
                 growth *= max(1, _longest_replacement(b64decode(step["precompiled_charsmap"])) // 4)
         if growth > MAX_GROWTH:
-            raise FormatError(f"{where}: its normalizer can lengthen a text more than {MAX_GROWTH} times ({step['type']}), which is not accepted")
+            raise FormatError(f"{where}: its normalizer can lengthen a text more than {MAX_GROWTH} times ({step['type']}), "
+                              "which is not accepted")
 
 
 def _longest_replacement(charsmap: bytes) -> int:

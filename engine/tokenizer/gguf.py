@@ -71,7 +71,8 @@ def _merges(lines: Any, vocab: Mapping[str, int], source: object) -> list[tuple[
     for line in lines:
         left, space, right = line.partition(" ") if isinstance(line, str) else ("", "", "")
         if not space or left not in vocab or right not in vocab or left + right not in vocab:
-            raise FormatError(f"{source}: the merge {show(line)} in tokenizer.ggml.merges does not join two tokens to a third; the file is corrupt")
+            raise FormatError(f"{source}: the merge {show(line)} in tokenizer.ggml.merges does not join two tokens to a third; "
+                              "the file is corrupt")
         merges.append((left, right))
     return merges
 

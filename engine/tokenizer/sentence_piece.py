@@ -25,7 +25,8 @@ def piece_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequenc
     mergeable = {text: i for text, i in vocab.items() if text and kinds[i] not in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}
     longest = max(map(len, mergeable), default=0)
     if longest > MAX_PIECE:
-        raise FormatError(f"{source}: has a token of {longest:,} characters where SentencePiece makes {MAX_PIECE} at most; the file is corrupt")
+        raise FormatError(f"{source}: has a token of {longest:,} characters where SentencePiece makes {MAX_PIECE} at most; "
+                          "the file is corrupt")
     tokenizer = Tokenizer(models.BPE(
         vocab=vocab, merges=_merges_by_score(mergeable, scores), unk_token=_unknown(tokens, kinds), fuse_unk=True, byte_fallback=True,
     ))
@@ -48,7 +49,8 @@ def _scores(metadata: Mapping[str, Any], tokens: Sequence[str], source: object) 
     check_pieces(tokens, source)
     scores = metadata.get("tokenizer.ggml.scores")
     if scores is None or isinstance(scores, str) or not hasattr(scores, "__len__") or len(scores) != len(tokens):
-        raise FormatError(f"{source}: tokenizer.ggml.scores does not have one score for each of {len(tokens):,} tokens; the file is corrupt")
+        raise FormatError(f"{source}: tokenizer.ggml.scores does not have one score for each of {len(tokens):,} tokens; "
+                          "the file is corrupt")
     if not all(isinstance(score, int | float) and score == score for score in scores):
         raise FormatError(f"{source}: tokenizer.ggml.scores holds something that is no number; the file is corrupt")
     return scores

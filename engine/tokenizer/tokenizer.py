@@ -53,8 +53,8 @@ class Tokenizer:
         vocab = self._fast.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         if not 0 < self.vocab_size <= base.facts.vocab:
-            raise FormatError(f"{self.path}: has token ids up to {self.vocab_size - 1:,}, the model's vocabulary holds {base.facts.vocab:,}; "
-                              "the tokenizer is of another model")
+            raise FormatError(f"{self.path}: has token ids up to {self.vocab_size - 1:,}, the model's vocabulary holds "
+                              f"{base.facts.vocab:,}; the tokenizer is of another model")
         self._texts: list[str | None] = [None] * self.vocab_size
         for text, number in vocab.items():
             self._texts[number] = text
@@ -66,8 +66,8 @@ class Tokenizer:
             self.vocab_size = len(tokens)
         moved = next(((text, i) for text, i in base.tokenizer.added.items() if vocab.get(text) != i), None)
         if moved:
-            raise FormatError(f"{self.path}: declares the added token {show(moved[0])} as id {moved[1]:,}, but ids are given in order and it "
-                              f"becomes {vocab.get(moved[0])}; the tokenizer is incomplete or edited, download it again")
+            raise FormatError(f"{self.path}: declares the added token {show(moved[0])} as id {moved[1]:,}, but ids are given in order and "
+                              f"it becomes {vocab.get(moved[0])}; the tokenizer is incomplete or edited, download it again")
         self._read_added()
         self._decoding = decoding_of(self._fast, self.path)
 

@@ -162,7 +162,8 @@ def _value(reader: _Reader, kind: int, key: str) -> Value:
 
 def _code(reader: _Reader, kind: int, key: str) -> str:
     if kind not in _SCALARS:
-        raise FormatError(f"{reader.path}: metadata {show(key)} has the unknown value type {kind}; the file is corrupt or newer than this reader")
+        raise FormatError(f"{reader.path}: metadata {show(key)} has the unknown value type {kind}; "
+                          "the file is corrupt or newer than this reader")
     return _SCALARS[kind]
 
 
@@ -171,7 +172,8 @@ def _tensor_place(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     name = reader.text("a tensor's name", MAX_KEY_BYTES)
     dims = int(reader.number("I", f"the dimension count of tensor {show(name)}"))
     if not 1 <= dims <= MAX_DIMS:
-        raise FormatError(f"{reader.path}: tensor {show(name)} states {dims:,} dimensions, 1 to {MAX_DIMS} are possible; the file is corrupt")
+        raise FormatError(f"{reader.path}: tensor {show(name)} states {dims:,} dimensions, 1 to {MAX_DIMS} are possible; "
+                          "the file is corrupt")
     shape = struct.unpack(f"{reader.order}{dims}Q", reader.take(8 * dims, f"the shape of tensor {show(name)}"))
     kind = int(reader.number("I", f"the type of tensor {show(name)}"))
     return name, shape[::-1], kind, int(reader.number("Q", f"the offset of tensor {show(name)}"))
@@ -184,7 +186,9 @@ def _alignment(metadata: dict[str, Value], path: Path) -> int:
     return alignment
 
 
-def _entries(places: list[tuple[str, tuple[int, ...], int, int]], data_start: int, alignment: int, reader: _Reader) -> dict[str, TensorEntry]:
+def _entries(
+    places: list[tuple[str, tuple[int, ...], int, int]], data_start: int, alignment: int, reader: _Reader,
+) -> dict[str, TensorEntry]:
     entries: dict[str, TensorEntry] = {}
     for name, shape, kind, offset in places:
         if name in entries:
@@ -194,8 +198,8 @@ def _entries(places: list[tuple[str, tuple[int, ...], int, int]], data_start: in
                               "the file is corrupt")
         type_name, nbytes = _size(name, shape, kind, reader.path)
         if data_start + offset + nbytes > reader.size:
-            raise FormatError(f"{reader.path}: is truncated: tensor {show(name)} ends at byte {data_start + offset + nbytes:,}, beyond the end of "
-                              f"the file at {reader.size:,}; download it again")
+            raise FormatError(f"{reader.path}: is truncated: tensor {show(name)} ends at byte {data_start + offset + nbytes:,}, beyond the "
+                              f"end of the file at {reader.size:,}; download it again")
         entries[name] = TensorEntry(name, type_name, shape, reader.path, data_start + offset, nbytes, reader.order == ">")
     refuse_overlap(entries, reader.path)
     return entries
@@ -203,7 +207,8 @@ def _entries(places: list[tuple[str, tuple[int, ...], int, int]], data_start: in
 
 def _size(name: str, shape: tuple[int, ...], kind: int, path: Path) -> tuple[str, int]:
     if kind in _REMOVED:
-        raise FormatError(f"{path}: tensor {show(name)} is of type {_REMOVED[kind]}, which ggml gave up; quantise the model again, to Q4_0 for one")
+        raise FormatError(f"{path}: tensor {show(name)} is of type {_REMOVED[kind]}, which ggml gave up; "
+                          "quantise the model again, to Q4_0 for one")
     if kind not in TYPES:
         raise FormatError(f"{path}: tensor {show(name)} has the unknown type {kind}; the file is corrupt or newer than this reader")
     type_name = TYPES[kind]
@@ -212,7 +217,8 @@ def _size(name: str, shape: tuple[int, ...], kind: int, path: Path) -> tuple[str
     if total == 0 or total >= 1 << 63:
         raise FormatError(f"{path}: tensor {show(name)} states the shape {list(shape)}, which no tensor can have; the file is corrupt")
     if shape[-1] % elements:
-        raise FormatError(f"{path}: tensor {show(name)} has rows of {shape[-1]} elements, not a multiple of the {elements} of a {type_name} block")
+        raise FormatError(f"{path}: tensor {show(name)} has rows of {shape[-1]} elements, "
+                          f"not a multiple of the {elements} of a {type_name} block")
     return type_name, total // elements * block_bytes
 
 

@@ -98,8 +98,8 @@ def _header_length(start: bytes, size: int, path: Path) -> int:
         raise FormatError(f"{path}: holds {size} bytes and no safetensors header; the download is incomplete, fetch it again")
     length = int.from_bytes(start[:8], "little")
     if length > min(MAX_HEADER_BYTES, size - 8):
-        raise FormatError(f"{path}: states a header of {length:,} bytes in a file of {size:,}; it is truncated, corrupt or not safetensors, "
-                          "download it again")
+        raise FormatError(f"{path}: states a header of {length:,} bytes in a file of {size:,}; it is truncated, corrupt or not "
+                          "safetensors, download it again")
     return length
 
 
@@ -113,7 +113,8 @@ def _entry(name: str, spec: Any, path: Path, data_start: int, size: int) -> Tens
         raise FormatError(f"{path}: tensor {show(name)} has no valid shape and data_offsets in the header; the file is corrupt")
     begin, end = place
     if not begin <= end or data_start + end > size:
-        raise FormatError(f"{path}: is truncated: tensor {show(name)} ends at byte {data_start + end:,} of a file of {size:,}; download it again")
+        raise FormatError(f"{path}: is truncated: tensor {show(name)} ends at byte {data_start + end:,} of a file of {size:,}; "
+                          "download it again")
     nbytes = math.prod(shape) * BLOCKS[kind][1]
     if nbytes != end - begin:
         raise FormatError(f"{path}: tensor {show(name)} of shape {shape} and dtype {kind} takes {nbytes:,} bytes, its data_offsets give "
