@@ -96,7 +96,10 @@ def files_of(file: AdapterFile) -> tuple[Path, ...]:
 
 
 def differences(old: AdapterInfo, new: AdapterInfo) -> tuple[str, ...]:
-    """What is different between two contents of one name, a clause each: "the weights" when the facts are the same; nothing for one content."""
+    """What is different between two contents of one name, a clause each.
+
+    It is "the weights" when the facts are the same; nothing for one content.
+    """
     if old.digest == new.digest:
         return ()
     facts = {

@@ -238,7 +238,10 @@ class AdapterStore:
         return {**self.infos, **{name: self._records[kept].info for name, kept in self._kept.get(user, {}).items()}}
 
     def vocabulary(self, mix: Mix, user: int | None) -> Vocabulary:
-        """The tokens of the request `user` (None: of one that is to come) under `mix`. Raises MixError when two adapters add different ones."""
+        """The tokens of the request `user` (None: of one that is to come) under `mix`.
+
+        Raises MixError when two adapters add different ones.
+        """
         infos = self.infos_for(user)
         records = [self._records[infos[use.name].name] for use in mix if use.scale != 0 and use.name in infos]
         return vocabulary_of(self._base_vocabulary, [(record.info.name, record.vocabulary) for record in records if record.vocabulary])

@@ -66,7 +66,8 @@ def _refuse_other_kinds(header: GgufHeader) -> None:
         raise FormatError(f"{path}: is a LoRA adapter, not a base model; open a base first and add this file as an adapter")
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES_GGUF:
-        what = "has no general.architecture" if architecture is None else f"has the architecture {show(architecture)}, which is not supported"
+        what = ("has no general.architecture" if architecture is None
+                else f"has the architecture {show(architecture)}, which is not supported")
         raise FormatError(f"{path}: {what}; supported: {', '.join(ARCHITECTURES_GGUF)}")
 
 

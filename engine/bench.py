@@ -147,7 +147,8 @@ def main() -> int:
 def _code(error: Exception) -> int:
     if isinstance(error, MissingPackages):
         return WRONG_USAGE
-    return CANNOT_BE_USED if isinstance(error, (ValueError, OSError)) and not isinstance(error, (NotMeasured, DefaultModelError)) else FAILED
+    by_file = isinstance(error, (ValueError, OSError)) and not isinstance(error, (NotMeasured, DefaultModelError))
+    return CANNOT_BE_USED if by_file else FAILED
 
 
 if __name__ == "__main__":

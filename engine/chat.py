@@ -56,7 +56,10 @@ def template_note(tokenizer: Tokenizer, template: str) -> str:
 
 
 def own_template_note(adapter: Path, template: str | None) -> str:
-    """What to say of the chat template in an adapter's folder, which is not used: "" where there is none, or it is the base's `template`."""
+    """What to say of the chat template in an adapter's folder, which is not used.
+
+    It is "" where there is none, or it is the base's `template`.
+    """
     if not present(adapter / CONFIG):  # a file, and what lies beside it may be another's
         return ""
     try:

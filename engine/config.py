@@ -101,7 +101,8 @@ def _place_context(command: LoadModel, base: BaseFile, device: torch.device, dty
                           "smaller context, close other programs, or choose dtype bf16")
     if command.context or context == usual:
         return context, blocks, ""
-    return context, blocks, f"the context is {context} tokens instead of {usual}: no more fit into {MEMORY_SHARE:.0%} of the memory that is free"
+    return context, blocks, (f"the context is {context} tokens instead of {usual}: "
+                             f"no more fit into {MEMORY_SHARE:.0%} of the memory that is free")
 
 
 def _check_numbers(command: LoadModel, facts: ModelFacts) -> None:

@@ -122,7 +122,10 @@ class _Tally:
         self._reply = reply
 
     def add(self, position: int, base: Tensor, other: Tensor, vocab: int) -> None:
-        """Logits [n, vocabulary] of both from `position` on; tokens that an adapter adds have no counterpart in the base and are left out."""
+        """Logits [n, vocabulary] of both from `position` on.
+
+        Tokens that an adapter adds have no counterpart in the base and are left out.
+        """
         p, q = (torch.log_softmax(logits, -1)[:, :vocab] for logits in (base, other))
         self.kl += (p.exp() * (p - q)).sum(-1).clamp_min(0).sum().item()
         firsts, others = base[:, :vocab].argmax(-1).tolist(), other.argmax(-1).tolist()

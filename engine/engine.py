@@ -241,8 +241,7 @@ class Engine:
             raise ValueError(f"token id {outside} is not in the vocabulary of {vocabulary.rows} tokens")
         return Request(
             request_id, ids, len(ids), self._token_mix(mix, ids, request_id), sampling, min(len(ids) + sampling.max_tokens, context),
-            context,
-            self._end_tokens(vocabulary), TextStream(vocabulary.tokenizer), StopText(sampling.stop), vocabulary)
+            context, self._end_tokens(vocabulary), TextStream(vocabulary.tokenizer), StopText(sampling.stop), vocabulary)
 
     def _end_tokens(self, vocabulary: Vocabulary) -> frozenset[int]:
         return frozenset((*self.model.base.end_tokens, *vocabulary.end_tokens))

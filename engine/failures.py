@@ -34,5 +34,6 @@ def _memory_sentence(text: str) -> str:
         state = f"{free:,} of the device's {total:,} bytes are free"
     else:
         memory = psutil.virtual_memory()
-        state = f"the engine holds {psutil.Process().memory_info().rss:,} bytes, {memory.available:,} of the machine's {memory.total:,} are free"
+        state = (f"the engine holds {psutil.Process().memory_info().rss:,} bytes, "
+                 f"{memory.available:,} of the machine's {memory.total:,} are free")
     return f"memory ran out{more}: {state}; close other programs, or take a smaller model, a smaller context, dtype bf16 or fewer adapters"

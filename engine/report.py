@@ -111,7 +111,10 @@ def _effect_findings(parts: tuple[PromptEffect, ...]) -> Iterable[Finding]:
 
 
 def plain_name(name: str) -> str:
-    """A base's name without owner, folders and the marks of its conversion, for comparing: `HuggingFaceTB/SmolLM2-135M.Q4_1` -> `smollm2135m`."""
+    """A base's name without owner, folders and the marks of its conversion, for comparing.
+
+    `HuggingFaceTB/SmolLM2-135M.Q4_1` -> `smollm2135m`.
+    """
     parts = [part for part in re.split(r"[/\\]", name) if part]
     cached = next((part for part in parts if part.startswith("models--")), "")
     last = cached.rsplit("--", 1)[-1] if cached else parts[-1] if parts else ""

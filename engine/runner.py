@@ -56,7 +56,10 @@ class Runner:
         self.decoder.forward(step_inputs([chunk], self.decoder.device), self._caches, None, self._timer.lap)
 
     def logits(self, works: Sequence[Work], every: bool = False) -> Tensor:
-        """The logits [sampled works, vocab] fp32 of one step, nothing drawn; with `every` those of all its tokens, in the order of `works`."""
+        """The logits [sampled works, vocab] fp32 of one step, nothing drawn.
+
+        With `every` those of all its tokens, in the order of `works`.
+        """
         self._timer.start()
         logits, _ = self._forward(works, every)
         rows = [work.request.vocabulary.head_rows for work in works for _ in range(work.tokens if every else work.sampled)]

@@ -82,8 +82,8 @@ class _Builder:
     def _joined(self, modules: Iterable[str], vectors: Mapping[str, Tensor]) -> Tensor:
         """A vector over the outputs of a fused linear, zero for the modules that have none."""
         return torch.cat([
-            vectors[module].to(self._dtype)
-            if module in vectors else torch.zeros(self._shapes[module][0], dtype=self._dtype, device=self._device)
+            vectors[module].to(self._dtype) if module in vectors
+            else torch.zeros(self._shapes[module][0], dtype=self._dtype, device=self._device)
             for module in modules])
 
     def _biases(self) -> dict[Place, Tensor]:
@@ -117,8 +117,8 @@ class _Builder:
             what = "the LoRA of embed_tokens times its effective scale"
             a = self._checked(pair.a.to(self._device, self._dtype).T.contiguous(), what)
             b = self._checked(self._expand_factor(pair), what)
-        ids, values = (None, None) if trained is None else (trained.ids.to(self._device),
-                                                            self._move(trained.values, "trained rows of embed_tokens"))
+        ids, values = (None, None) if trained is None else (
+            trained.ids.to(self._device), self._move(trained.values, "trained rows of embed_tokens"))
         return VocabularyPart(a, b, replaced, ids, values, _size(replaced, trained))
 
     def _head(self) -> VocabularyPart | None:

@@ -14,7 +14,8 @@ _ANY_ID = 1 << 31
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 _MERGES_BYTES = 64 << 20
 _PRE_OF_CLASS = {"Qwen2Tokenizer": "qwen2", "Qwen2TokenizerFast": "qwen2"}
-"""tokenizer_class of tokenizer_config.json -> how it cuts text; GPT2Tokenizer is not here: families that cut digits apart use its name too"""
+"""tokenizer_class of tokenizer_config.json -> how it cuts text; GPT2Tokenizer is not here:
+families that cut digits apart use its name too"""
 
 
 @dataclass(frozen=True)

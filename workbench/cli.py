@@ -127,7 +127,8 @@ def check(
     adapters: Annotated[tuple[str, ...], Parameter(negative="", help="Adapters: files, folders or samples' names.")],
     /,
     *,
-    effect: Annotated[bool, Parameter(help="Run a few built-in prompts and compare the base's tokens with and without the adapter.")] = True,
+    effect: Annotated[
+        bool, Parameter(help="Run a few built-in prompts and compare the base's tokens with and without the adapter.")] = True,
     json: Json = False,
     device: Device = "auto",
     dtype: Dtype = "auto",

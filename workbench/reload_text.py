@@ -11,7 +11,8 @@ FILE_MARKS = {"changed": "≠", "deleted": "∅"}
 def file_text(event: AdapterFileChanged) -> str:
     match event.what:
         case "changed":
-            return f"{event.name}: its file changed on disk. Replies still use what was read: R on it, or /reload {event.name}, reads it again"
+            return (f"{event.name}: its file changed on disk. Replies still use what was read: "
+                    f"R on it, or /reload {event.name}, reads it again")
         case "deleted":
             return f"{event.name}: its file is gone ({event.path}). What was read goes on; it cannot be read again"
         case _:

@@ -1,4 +1,7 @@
-"""What an adapter says of itself: the front matter of its model card, metadata of its files. All of it untrusted, cut to bounds. No torch."""
+"""What an adapter says of itself: the front matter of its model card, metadata of its files.
+
+All of it is untrusted and cut to bounds. No torch.
+"""
 from __future__ import annotations
 
 import re

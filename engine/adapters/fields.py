@@ -100,8 +100,8 @@ _INITS: dict[str, str] = {
 """values of init_lora_weights -> why it is refused, "" for those whose file holds all that was trained"""
 
 
-_ALORA = "an aLoRA from before PEFT had it; PEFT's aLoRA has peft_type LORA and the token ids of its invocation in alora_invocation_tokens: set " \
-    "both, and remove invocation_string"
+_ALORA = "an aLoRA from before PEFT had it; PEFT's aLoRA has peft_type LORA and the token ids of its invocation in " \
+    "alora_invocation_tokens: set both, and remove invocation_string"
 
 
 def field_table() -> list[tuple[str, Verdict, str]]:

@@ -30,8 +30,9 @@ CONTAINERS = {
 
 
 def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
-    """The adapter at `path`: a folder, or a file of one. Of a folder of checkpoint-STEP folders the newest, under its own path, said in a note.
+    """The adapter at `path`: a folder, or a file of one.
 
+    Of a folder of checkpoint-STEP folders it is the newest, under its own path, said in a note.
     Raises AdapterError, FormatError or OSError with a sentence that names the file.
     """
     given = Path(os.path.expanduser(path))

@@ -46,7 +46,7 @@ def _rank(file: AdapterFile, pair: PairNames, expected: int | None, shapes: Mapp
     where = "the config gives it" if expected is not None else f"{show(pair.a, 160)} has"
     for name, shape, axis in ((pair.a, a, 0), (pair.b, b, 1)):
         if len(shape) != 2 or shape[axis] != rank or not rank:
-            raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} has shape {list(shape)}, {where} rank {rank} (A [{rank}, "
-                               f"inputs], B [outputs, {rank}]); the tensors are transposed, "
+            raise AdapterError(f"{file.weights_path}: tensor {show(name, 160)} has shape {list(shape)}, {where} rank {rank} "
+                               f"(A [{rank}, inputs], B [outputs, {rank}]); the tensors are transposed, "
                                "or the config and the weights do not belong together")
     return rank

@@ -69,7 +69,10 @@ class TensorSource:
 
 
 def open_tensors(file: AdapterFile, advance: Advance = lambda count: None) -> TensorSource:
-    """The tensors of `file`, whose reading is told to `advance`. Raises AdapterError for a `.bin` with anything but plain dense tensors inside."""
+    """The tensors of `file`, whose reading is told to `advance`.
+
+    Raises AdapterError for a `.bin` with anything but plain dense tensors inside.
+    """
     turned = file.names.turned if file.names is not None else frozenset()
     if file.entries is not None:
         return TensorSource(file, file.shapes, file.entries, {}, turned, advance)

@@ -14,7 +14,8 @@ from ..weights.files import FormatError, present, read_json_object, show
 from .sentence_piece import SPACE
 from .tokenizer import Tokenizer
 
-_PLACEHOLDER = re.compile(r"\[PAD\d+\]|<unused\d+>|<\|?(?:reserved|extra|unused|dummy|placeholder|fim_pad)[\w ]*\|?>|\[(?:unused|control)_?\d+\]", re.IGNORECASE)
+_PLACEHOLDER = re.compile(
+    r"\[PAD\d+\]|<unused\d+>|<\|?(?:reserved|extra|unused|dummy|placeholder|fim_pad)[\w ]*\|?>|\[(?:unused|control)_?\d+\]", re.IGNORECASE)
 """tokens that a base keeps free; adapters may give them a meaning"""
 _SHOWN = 5
 

@@ -18,7 +18,8 @@ Strips = Mapping[int, tuple[bool, bool]]
 def adds_bos_by_default(metadata: Mapping[str, Any]) -> bool:
     """What a file that lacks tokenizer.ggml.add_bos_token means."""
     pre = metadata.get("tokenizer.ggml.pre")
-    return metadata.get("tokenizer.ggml.model") == "llama" or isinstance(pre, str) and pre in PRE_TOKENIZERS and PRE_TOKENIZERS[pre].adds_bos
+    return (metadata.get("tokenizer.ggml.model") == "llama"
+            or isinstance(pre, str) and pre in PRE_TOKENIZERS and PRE_TOKENIZERS[pre].adds_bos)
 
 
 def is_filler(text: str, number: int, kind: int) -> bool:

@@ -85,7 +85,8 @@ class Tokenizer:
         if base.tokenizer.metadata is not None:
             return gguf.adds_bos_by_default(base.tokenizer.metadata)
         with library(self.path, _CANNOT):
-            return self.bos is not None and self._fast.encode("a").ids[:1] == [self.bos] != self._fast.encode("a", add_special_tokens=False).ids[:1]
+            plain = self._fast.encode("a", add_special_tokens=False).ids[:1]
+            return self.bos is not None and self._fast.encode("a").ids[:1] == [self.bos] != plain
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Ids of `text`, nothing added. `special`: special tokens spelled in it become those tokens; else they stay text.

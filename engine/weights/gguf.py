@@ -118,7 +118,8 @@ class _Reader:
 def _preamble(reader: _Reader) -> tuple[int, int, int]:
     magic = reader.take(min(4, reader.size), "the magic")
     if magic != MAGIC:
-        hint = "is an old GGML/GGJT file; convert it to GGUF" if magic[::-1] in (b"ggml", b"ggjt", b"ggmf", b"ggla") else "is not a GGUF file"
+        old = magic[::-1] in (b"ggml", b"ggjt", b"ggmf", b"ggla")
+        hint = "is an old GGML/GGJT file; convert it to GGUF" if old else "is not a GGUF file"
         raise FormatError(f"{reader.path}: {hint} (magic {show(magic.decode('latin-1'))} where 'GGUF' is expected)")
     raw = reader.take(4, "the version in the header")
     if raw[:2] == b"\0\0":  # no version is that high: its small number stands at the other end
