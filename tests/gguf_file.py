@@ -68,12 +68,14 @@ def write_gguf(path: Path, kinds: Mapping[str, str], chance: np.random.Generator
         "attention.head_count": f.heads, "attention.head_count_kv": f.kv_heads, "attention.key_length": f.head_dim,
         "attention.value_length": f.head_dim, "rope.dimension_count": f.head_dim,
     }
-    pairs = [_pair(order, "general.architecture", 8, _text(order, f.architecture)), _pair(order, "general.alignment", 4, _u32(order, alignment))]
+    pairs = [_pair(order, "general.architecture", 8, _text(order, f.architecture)),
+             _pair(order, "general.alignment", 4, _u32(order, alignment))]
     pairs += [_pair(order, f"{f.architecture}.{key}", 4, _u32(order, value)) for key, value in counts.items()]
     pairs += [_pair(order, f"{f.architecture}.attention.layer_norm_rms_epsilon", 6, struct.pack(order + "f", f.rms_eps))]
     pairs += [_pair(order, "tokenizer.ggml.model", 8, _text(order, "gpt2")), _pair(order, "tokenizer.ggml.pre", 8, _text(order, "gpt-2"))]
     for key, texts in (("tokens", TOKENS), ("merges", ["t h", "h e"])):
-        pairs += [_pair(order, f"tokenizer.ggml.{key}", 9, struct.pack(order + "IQ", 8, len(texts)) + b"".join(_text(order, t) for t in texts))]
+        pairs += [_pair(order, f"tokenizer.ggml.{key}", 9,
+                        struct.pack(order + "IQ", 8, len(texts)) + b"".join(_text(order, t) for t in texts))]
     types = struct.pack(f"{order}IQ{f.vocab}i", 5, f.vocab, *[1] * f.vocab)
     pairs += [_pair(order, "tokenizer.ggml.token_type", 9, types)]
     chance.shuffle(order_of := list(range(len(tensors))))

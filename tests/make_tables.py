@@ -28,13 +28,14 @@ def load_table() -> str:
     counts = ", ".join(f"{verdicts.count(verdict)} {words}" for verdict, words in (
         ("honoured", "honoured"), ("irrelevant", "without meaning once an adapter is trained"), ("refused", "refused unless neutral")))
     rows = [
-        ("base models", "GGUF, versions 2 and 3, either byte order, one file or split; Hugging Face folders and cache entries with safetensors "
-                        "weights, one file or shards"),
+        ("base models", "GGUF, versions 2 and 3, either byte order, one file or split; Hugging Face folders and cache entries with "
+                        "safetensors weights, one file or shards"),
         ("architectures, GGUF", _codes(ARCHITECTURES_GGUF)),
         ("architectures, folders", f"{_codes(ARCHITECTURES_CONFIG)}; the language model inside {_codes(WRAPPED)}"),
         ("RoPE scaling", _codes(CONFIG_KINDS)),
         ("weights", f"{', '.join(plain)}; in a GGUF also {', '.join(packed)}"),
-        ("tokenizers", "`tokenizer.json`, else SentencePiece's `tokenizer.model`, else `vocab.json` with `merges.txt`; in a GGUF " + ", ".join(f"`{name}` ({TOKENIZERS[name]})" for name in MODELS)),
+        ("tokenizers", "`tokenizer.json`, else SentencePiece's `tokenizer.model`, else `vocab.json` with `merges.txt`; in a GGUF "
+         + ", ".join(f"`{name}` ({TOKENIZERS[name]})" for name in MODELS)),
         ("pre-tokenizers, GGUF", _codes(PRE_TOKENIZERS)),
         *((f"adapters: {name}", what) for name, what in CONTAINERS.items()),
         ("fields of an adapter's config", f"{counts}; [each with its reason]({FIELDS.relative_to(ROOT)})"),
@@ -44,10 +45,11 @@ def load_table() -> str:
 
 def fields_page() -> str:
     """Every field of PEFT's LoraConfig and what is made of it."""
-    intro = ("# Fields of an adapter's config\n\nEvery field of PEFT's `LoraConfig` (`adapter_config.json`). **honoured**: read and obeyed. "
-             "**irrelevant**: has no meaning once\nthe adapter is trained. **refused**: an adapter that sets it is not loaded, and the message says why; "
-             "off, it is no obstacle.\nA field that is not listed here is refused unless it is null, false or empty. `lora-bench check` gives the verdicts "
-             "for one adapter.\n\nMade by `python tests/make_tables.py` from `engine/adapters/fields.py`.\n\n")
+    intro = ("# Fields of an adapter's config\n\nEvery field of PEFT's `LoraConfig` (`adapter_config.json`). **honoured**: read and "
+             "obeyed. **irrelevant**: has no meaning once\nthe adapter is trained. **refused**: an adapter that sets it is not loaded, "
+             "and the message says why; off, it is no obstacle.\nA field that is not listed here is refused unless it is null, false or "
+             "empty. `lora-bench check` gives the verdicts for one adapter.\n\nMade by `python tests/make_tables.py` from "
+             "`engine/adapters/fields.py`.\n\n")
     return intro + _table(("field", "verdict", "how, or why"), ((f"`{name}`", verdict, reason) for name, verdict, reason in field_table()))
 
 

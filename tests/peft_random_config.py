@@ -49,15 +49,18 @@ def random_config(chance: random.Random, fused: bool, vocab: int, names: list[st
         "r": rank, "lora_alpha": chance.choice([rank, 2 * rank, 16, 0.7, 5.5, -3]), "use_rslora": chance.random() < 0.25,
         "use_dora": chance.random() < 0.3, "lora_bias": chance.random() < 0.15, "bias": chance.choice(["none"] * 5 + ["all", "lora_only"]),
         "target_modules": _targets(chance, linears), "fan_in_fan_out": chance.random() < 0.05,
-        "init_lora_weights": chance.choice([True, True, False, "gaussian", *(["orthogonal"] if rank % 2 == 0 else [])]), "lora_dropout": chance.choice([0.0, 0.1]),
+        "init_lora_weights": chance.choice([True, True, False, "gaussian", *(["orthogonal"] if rank % 2 == 0 else [])]),
+        "lora_dropout": chance.choice([0.0, 0.1]),
         "task_type": chance.choice(["CAUSAL_LM", None]), "ensure_weight_tying": chance.random() < 0.15,
-        "rank_pattern": chance.choice([{}] * 3 + [{linears[0]: 3, r"layers\.1\.mlp\..*": 2}, {r"model\.layers\.[01]\..*\.o_proj": 7, "o_proj": 1}]),
+        "rank_pattern": chance.choice([{}] * 3
+                                      + [{linears[0]: 3, r"layers\.1\.mlp\..*": 2}, {r"model\.layers\.[01]\..*\.o_proj": 7, "o_proj": 1}]),
         "alpha_pattern": chance.choice([{}] * 3 + [{"down_proj": 9, r".*\.0\..*": -2.5}, {f"^model.layers.2.self_attn.{linears[0]}": 1}]),
     }
     optional = {
         "exclude_modules": lambda: chance.choice([[linears[1]], r".*\.1\..*", ["layers.0.mlp.down_proj"]]),
         "layers_to_transform": lambda: chance.choice([1, [0, 2], [1, 2]]),
-        "modules_to_save": lambda: chance.sample([name for name in (*TOKENS, *NORMS) if any(path.endswith(name) for path in names)], chance.randint(1, 3)),
+        "modules_to_save": lambda: chance.sample([name for name in (*TOKENS, *NORMS) if any(path.endswith(name) for path in names)],
+                                                 chance.randint(1, 3)),
         "trainable_token_indices": lambda: _token_rows(chance, vocab),
         "target_parameters": lambda: [f"{chance.choice(linears)}.weight"],
         "alora_invocation_tokens": lambda: INVOCATION,
@@ -90,7 +93,8 @@ def _targets(chance: random.Random, linears: list[str]) -> object:
     some = chance.sample([*linears, *TOKENS], chance.randint(1, 5))
     return chance.choice([
         chance.sample(linears, chance.randint(1, len(linears))), chance.sample(linears, chance.randint(1, len(linears))), some,
-        "all-linear", rf".*layers\.[02]\..*({linears[0]}|down_proj)", ["layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj", linears[0]],
+        "all-linear", rf".*layers\.[02]\..*({linears[0]}|down_proj)",
+        ["layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj", linears[0]],
         r"(.*\.)?(embed_tokens|o_proj|lm_head)"])
 
 

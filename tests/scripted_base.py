@@ -30,7 +30,8 @@ def write_scripted_base(folder: Path, pieces: list[str]) -> Path:
     start, end = len(names), len(names) + 1
     size = len(names) + 2
     _write_json(folder / "config.json", {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
         "hidden_size": _even(size), "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
         "vocab_size": size, "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "float32", "eos_token_id": end})
     special = [{"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -42,7 +43,8 @@ def write_scripted_base(folder: Path, pieces: list[str]) -> Path:
         "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
                   "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "merges": [],
                   "vocab": {name: i for i, name in enumerate(names)}}})
-    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE})
+    _write_json(folder / "tokenizer_config.json",
+                {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE})
     order = [ord("\n"), *range(256, 256 + len(pieces)), end]
     save_file(_weights(size, dict(zip(order, order[1:], strict=False)), end), folder / "model.safetensors", metadata={"format": "pt"})
     return folder

@@ -98,7 +98,8 @@ def test_each_kind_alone(tmp_path: Path, seed: int, kind: str, tied: bool) -> No
 ], ids=str)
 def test_tied_weights_that_stay_tied(tmp_path: Path, seed: int, config: dict[str, Any]) -> None:
     facts = _facts(tied=True, bias=False)
-    model = change_all(get_peft_model(_llama(facts), LoraConfig(r=3, init_lora_weights=False, ensure_weight_tying=True, **config), "it"), "it")
+    model = change_all(get_peft_model(_llama(facts), LoraConfig(r=3, init_lora_weights=False, ensure_weight_tying=True, **config), "it"),
+                       "it")
     ids = _ids(17)
     got = _bench(model, facts, tmp_path).logits([(ids, [("it", 1.0)])])[0]
     torch.testing.assert_close(got, peft_logits(model, ids, [("it", 1.0)]), **CLOSE)
@@ -238,7 +239,8 @@ def test_every_kind_among_the_others_is_peft_s(zoo: Zoo, seed: int) -> None:
 def test_dora_that_starts_later_leaves_the_tokens_before_it_alone(zoo: Zoo, seed: int) -> None:
     _, bench = zoo
     ids, start = _ids(18), 7
-    mixed, base, whole = bench.logits([(ids, [("plain", 1.0), ("dora", 0.8, start)]), (ids, [("plain", 1.0)]), (ids, [("plain", 1.0), ("dora", 0.8)])])
+    mixed, base, whole = bench.logits([(ids, [("plain", 1.0), ("dora", 0.8, start)]), (ids, [("plain", 1.0)]),
+                                       (ids, [("plain", 1.0), ("dora", 0.8)])])
     torch.testing.assert_close(mixed[:start], base[:start], **CLOSE)
     assert not torch.allclose(mixed[start:], base[start:], atol=1e-2)
     assert not torch.allclose(mixed[start:], whole[start:], atol=1e-3), "the keys before it are other ones"

@@ -27,7 +27,8 @@ FACTS = ModelFacts("llama", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8
                    rope_theta=1e4, attention_bias=True)
 BATCH: list[tuple[int, list[tuple[str, float]]]] = [
     (9, []), (7, [("plain", 1.0), ("dora", 0.5)]), (12, [("dora", 1.0), ("plain", -1.0), ("dora2", 0.7)]), (5, [("bias", 1.0)]),
-    (8, [("embedding", 0.5), ("dora2", 1.0)]), (6, [("tokens", 1.0), ("plain", 1.0)]), (10, [("grown", 1.0)]), (4, [("grown", 0.3), ("dora", 1.0)]),
+    (8, [("embedding", 0.5), ("dora2", 1.0)]), (6, [("tokens", 1.0), ("plain", 1.0)]), (10, [("grown", 1.0)]),
+    (4, [("grown", 0.3), ("dora", 1.0)]),
 ]
 
 
@@ -50,11 +51,13 @@ def _adapters(tensors: dict[str, Tensor]) -> dict[str, AdapterWeights]:
     return {
         "plain": AdapterWeights(linears("q_proj", "down_proj", "lm_head")),
         "dora": AdapterWeights(linears("q_proj", "v_proj", "gate_proj", "down_proj", dora=True)),
-        "dora2": AdapterWeights(linears("q_proj", "o_proj", "lm_head", dora=True), replace(_pair(FACTS.vocab, FACTS.hidden), magnitude=torch.rand(FACTS.hidden) + 0.5)),
+        "dora2": AdapterWeights(linears("q_proj", "o_proj", "lm_head", dora=True),
+                                replace(_pair(FACTS.vocab, FACTS.hidden), magnitude=torch.rand(FACTS.hidden) + 0.5)),
         "bias": AdapterWeights(linears("k_proj", bias=True), replaced={
             name: moved(name) for name in ("layers.0.self_attn.q_proj.bias", "norm.weight", "layers.1.input_layernorm.weight")}),
         "embedding": AdapterWeights({}, _pair(FACTS.vocab, FACTS.hidden)),
-        "tokens": AdapterWeights({}, rows={name: TokenRows(ids, torch.randn(3, FACTS.hidden)) for name in ("embed_tokens.weight", "lm_head.weight")}),
+        "tokens": AdapterWeights({}, rows={name: TokenRows(ids, torch.randn(3, FACTS.hidden))
+                                           for name in ("embed_tokens.weight", "lm_head.weight")}),
         "grown": AdapterWeights(linears("up_proj"), replaced={
             name: torch.cat([moved(name), extra]) for name in ("embed_tokens.weight", "lm_head.weight")}),
     }

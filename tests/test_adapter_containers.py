@@ -94,7 +94,8 @@ def test_split_on_fused_and_back(adapter_folder: Folder, tiny_facts: ModelFacts,
         pair = fused.modules[f"layers.1.{whole}"]
         torch.testing.assert_close(_delta(fused, f"layers.1.{whole}"), torch.cat([_delta(split, name) for name in names]))
         if "lora_bias" in config:
-            torch.testing.assert_close(pair.scaling * pair.bias, torch.cat([split.modules[n].scaling * split.modules[n].bias for n in names]))
+            torch.testing.assert_close(pair.scaling * pair.bias,
+                                       torch.cat([split.modules[n].scaling * split.modules[n].bias for n in names]))
         if "use_dora" in config:
             assert torch.equal(pair.magnitude, torch.cat([split.modules[name].magnitude for name in names]))
 
@@ -126,7 +127,8 @@ def test_a_part_of_a_fused_module_alone(adapter_folder: Folder, tiny_facts: Mode
     fused = dataclasses.replace(tiny_facts, fused=True)
     folder = adapter_folder("v", ("v_proj",))
     delta = _delta(load_adapter(open_adapter(folder), fused, "it"), "layers.0.self_attn.qkv_proj")
-    assert not delta[:48].any() and torch.equal(delta[48:], _delta(load_adapter(open_adapter(folder), tiny_facts, "it"), "layers.0.self_attn.v_proj"))
+    assert not delta[:48].any() and torch.equal(delta[48:],
+                                                _delta(load_adapter(open_adapter(folder), tiny_facts, "it"), "layers.0.self_attn.v_proj"))
     tensors = load_file(folder / SAFETENSORS)
     tensors |= {name.replace("lora_B.weight", "lora_magnitude_vector"): torch.ones(12) for name in tensors if "lora_B" in name}
     with pytest.raises(AdapterError, match="DoRA on a part of layers.0.self_attn.qkv_proj"):
@@ -159,7 +161,8 @@ def test_parts(adapter_folder: Folder, load: Callable[[Path], Adapter]) -> None:
 
 
 @pytest.mark.parametrize("metadata", [
-    {"adapter_config": json.dumps({"r": 4, "lora_alpha": 6})}, {"adapter_config.json": json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 6})},
+    {"adapter_config": json.dumps({"r": 4, "lora_alpha": 6})},
+    {"adapter_config.json": json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 6})},
     {"rank": "4", "alpha": "6"}, {"lora_alpha": "6.0"}, {"ss_network_dim": "4", "ss_network_alpha": "6"},
 ])
 def test_one_file_with_metadata(adapter_folder: Folder, load: Callable[[Path], Adapter], tmp_path: Path, metadata: dict[str, str]) -> None:
@@ -196,7 +199,8 @@ def test_checkpoints_of_a_run(adapter_folder: Folder, load: Callable[[Path], Ada
         (run / other).mkdir()
     info = load(run).info
     assert info.path == str(run / "checkpoint-1000")
-    assert info.effective_scales == (250.0,) and any("checkpoint-1000 is opened, the newest of 3 checkpoints" in note for note in info.notes)
+    assert info.effective_scales == (250.0,) and any("checkpoint-1000 is opened, the newest of 3 checkpoints" in note
+                                                     for note in info.notes)
     assert open_adapter(run).default_name == "run-checkpoint-1000" and is_adapter(run)
     assert [member.step for member in family(run)] == [90, 500, 1000] == [member.step for member in family(run / "checkpoint-90" / CONFIG)]
     adapter_folder("run", lora_alpha=1)
@@ -303,7 +307,8 @@ def test_a_model_card(adapter_folder: Folder, load: Callable[[Path], Adapter]) -
     assert read_card(folder) == card == load(folder).info.card == inspect_path(folder)["card"]
 
 
-@pytest.mark.parametrize("text", ["", "---", "---\n", "no front matter", "---\nlicense: x", "\xff\xfe", "---\n: :\n- a\n  b\n---\n", "---\n---\n"])
+@pytest.mark.parametrize("text",
+                         ["", "---", "---\n", "no front matter", "---\nlicense: x", "\xff\xfe", "---\n: :\n- a\n  b\n---\n", "---\n---\n"])
 def test_cards_that_say_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "README.md").write_bytes(text.encode("latin-1"))
     assert read_card(tmp_path) == {}

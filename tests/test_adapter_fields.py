@@ -55,7 +55,8 @@ CASES = {
     "token rows by module, tied": (TIED, {"trainable_token_indices": {"embed_tokens": [2, 1], "lm_head": [2, 1]}}),
     "token rows apart, tied": (TIED, {"trainable_token_indices": {"embed_tokens": [2, 1], "lm_head": [3]}}),
     "parameters": (PLAIN, {"target_modules": ["v_proj"], "target_parameters": ["mlp.up_proj.weight"]}),
-    "parameters, patterns": (PLAIN, {"target_modules": [], "target_parameters": ["q_proj.weight"], "rank_pattern": {r"0\.self_attn\.q_proj\.weight": 2},
+    "parameters, patterns": (PLAIN, {"target_modules": [], "target_parameters": ["q_proj.weight"],
+                                     "rank_pattern": {r"0\.self_attn\.q_proj\.weight": 2},
                                      "alpha_pattern": {"self_attn.q_proj.weight": 9}}),
     "transposed, as PEFT corrects it": (PLAIN, {"fan_in_fan_out": True}),
     "orthogonal": (PLAIN, {"init_lora_weights": "orthogonal"}),
@@ -122,7 +123,8 @@ def test_text_is_no_flag() -> None:
     ("trainable_token_indices", {"embed_tokens": [1], "a.embed_tokens": [2]}), ("trainable_token_indices", "all"),
     ("target_parameters", "experts"), ("invocation_string", "<|it|>"), ("peft_type", "ALORA"), ("layers_to_transform", "1"),
     ("layers_to_transform", [True]), ("layers_to_transform", [7]), ("layers_pattern", "layers"), ("exclude_modules", ["q_proj", "v_proj"]),
-    ("exclude_modules", 3), ("exclude_modules", "(q"), ("exclude_modules", ".*(q|v)_proj"), ("target_modules", ["k_proj"]), ("target_modules", []),
+    ("exclude_modules", 3), ("exclude_modules", "(q"), ("exclude_modules", ".*(q|v)_proj"), ("target_modules", ["k_proj"]),
+    ("target_modules", []),
     ("target_modules", ""), ("target_modules", ".*k_proj"), ("target_modules", "q_proj"), ("use_dora", True), ("lora_bias", True),
 ])
 def test_what_would_not_act_as_trained_is_refused_by_name(
@@ -136,10 +138,13 @@ def test_what_would_not_act_as_trained_is_refused_by_name(
 @pytest.mark.parametrize(("field", "value"), [
     ("init_lora_weights", "gaussian"), ("init_lora_weights", False), ("init_lora_weights", "eva"), ("eva_config", {"rho": 2.0}),
     ("loftq_config", {"loftq_bits": 4}), ("corda_config", {"corda_method": "ipm"}), ("lora_dropout", 0.1), ("exclude_modules", ["k_proj"]),
-    ("layers_to_transform", [0, 1]), ("layers_to_transform", []), ("layers_pattern", ""), ("invocation_string", None), ("a_field_of_tomorrow", None), ("task_type", "CAUSAL_LM"), ("modules_to_save", []), ("bias", None),
+    ("layers_to_transform", [0, 1]), ("layers_to_transform", []), ("layers_pattern", ""), ("invocation_string", None),
+    ("a_field_of_tomorrow", None), ("task_type", "CAUSAL_LM"), ("modules_to_save", []), ("bias", None),
     ("trainable_token_indices", []), ("target_parameters", []), ("ensure_weight_tying", True), ("fan_in_fan_out", True),
 ])
-def test_a_field_without_effect_is_no_obstacle(adapter_folder: Callable[..., Path], tiny_facts: ModelFacts, field: str, value: object) -> None:
+def test_a_field_without_effect_is_no_obstacle(
+    adapter_folder: Callable[..., Path], tiny_facts: ModelFacts, field: str, value: object,
+) -> None:
     assert load_adapter(open_adapter(adapter_folder("a", **{field: value})), tiny_facts, "it").info.matched == 4
 
 
@@ -150,7 +155,8 @@ def test_an_older_alora_is_told_what_to_do(adapter_folder: Callable[..., Path], 
         open_adapter(adapter_folder("kind", peft_type="ALORA"))
     both = adapter_folder("both", invocation_string="ab", alora_invocation_tokens=[5, 6])
     assert load_adapter(open_adapter(both), tiny_facts, "it").info.invocation_tokens == (5, 6)
-    assert {verdict.name: verdict.verdict for verdict in verdicts(json.loads((both / CONFIG).read_text()))}["invocation_string"] == "irrelevant"
+    assert {verdict.name: verdict.verdict
+            for verdict in verdicts(json.loads((both / CONFIG).read_text()))}["invocation_string"] == "irrelevant"
 
 
 @pytest.mark.parametrize(("config", "saved"), [
@@ -180,20 +186,24 @@ def test_a_changed_base_is_refused_until_it_is_converted(seed: int, tmp_path: Pa
 
 @pytest.mark.parametrize(("facts", "config", "change", "words"), [
     (PLAIN, {"use_dora": True}, lambda t: t.pop(next(k for k in t if "magnitude" in k)), "use_dora is true but .* has no magnitude"),
-    (PLAIN, {"use_dora": True}, lambda t: t.update({k: v[:-1] for k, v in t.items() if "magnitude" in k}), r"shape \[35\], expected \[36\]"),
+    (PLAIN, {"use_dora": True}, lambda t: t.update({k: v[:-1] for k, v in t.items() if "magnitude" in k}),
+     r"shape \[35\], expected \[36\]"),
     (BIASED, {"lora_bias": True}, lambda t: t.pop(next(k for k in t if "lora_B.bias" in k)), "lora_bias is true but"),
     (PLAIN, {"modules_to_save": BOTH}, lambda t: t.pop("base_model.model.lm_head.weight"), "modules_to_save lists 'lm_head'"),
     (PLAIN, {"modules_to_save": ["v_proj"]}, lambda t: None, "v_proj.* is a whole linear"),
     (PLAIN, {"modules_to_save": ["mlp"]}, lambda t: None, "mlp.* is a whole linear"),
     (PLAIN, {"modules_to_save": ["embed_tokens"]}, lambda t: t.update({"base_model.model.score.weight": torch.ones(2, 24)}),
      "score.* has no place in the base"),
-    (PLAIN, {}, lambda t: t.update({"base_model.model.model.layers.0.self_attn.k_proj.bias": torch.ones(12)}), "bias of a module that has none"),
+    (PLAIN, {}, lambda t: t.update({"base_model.model.model.layers.0.self_attn.k_proj.bias": torch.ones(12)}),
+     "bias of a module that has none"),
     (PLAIN, {}, lambda t: t.update({"base_model.model.model.layers.1.mlp.norm.weight": torch.ones(24)}), "has no place in the base"),
     (PLAIN, {"modules_to_save": NORMS}, lambda t: t.update({k: v[:-1] for k, v in t.items() if "norm" in k}), "norm.*shape mismatch"),
-    (PLAIN, {"modules_to_save": ["embed_tokens"]}, lambda t: t.update({k: v[:-1] for k, v in t.items() if "embed" in k}), "49 rows, fewer than the 50 tokens"),
+    (PLAIN, {"modules_to_save": ["embed_tokens"]}, lambda t: t.update({k: v[:-1] for k, v in t.items() if "embed" in k}),
+     "49 rows, fewer than the 50 tokens"),
     (PLAIN, {"modules_to_save": BOTH}, lambda t: t.update({k: torch.cat([v, v[:1]]) for k, v in t.items() if "embed" in k}),
      "50 and 51 rows; they are of two"),
-    (PLAIN, {"trainable_token_indices": [3, 4]}, lambda t: t.update({k: v[:1] for k, v in t.items() if "token_adapter" in k}), "names 2 tokens"),
+    (PLAIN, {"trainable_token_indices": [3, 4]}, lambda t: t.update({k: v[:1] for k, v in t.items() if "token_adapter" in k}),
+     "names 2 tokens"),
     (PLAIN, {"trainable_token_indices": [3, 4]}, lambda t: t.pop(next(k for k in t if "token_adapter" in k)), "holds no trained rows"),
     (PLAIN, {"target_modules": ["embed_tokens"]}, lambda t: t.update({k: v[:, :-1] for k, v in t.items() if "embedding_A" in k}),
      "49 inputs and 24 outputs.* has 50 and 24"),

@@ -53,7 +53,8 @@ CHOICES = {
     "beside whole tensors": {"target_modules": ["q_proj", "lm_head"], "modules_to_save": ["lm_head"]},
     "absent": {"target_modules": None},
     "parameters": {"target_modules": ["q_proj"], "target_parameters": ["up_proj.weight", "model.layers.0.mlp.down_proj.weight"]},
-    "parameters are never excluded": {"target_modules": ["q_proj"], "target_parameters": ["up_proj.weight"], "exclude_modules": ["up_proj"]},
+    "parameters are never excluded": {"target_modules": ["q_proj"], "target_parameters": ["up_proj.weight"],
+                                      "exclude_modules": ["up_proj"]},
 }
 
 
@@ -75,7 +76,8 @@ def test_a_file_with_more_than_its_config_covers_acts_as_in_peft(seed: int, tmp_
     assert notes and named and named <= {*changes, "target_modules"}
 
 
-@pytest.mark.parametrize(("config", "tying"), [(EVERYWHERE, True), (["lm_head", "q_proj"], True), (".*q_proj|lm_head", True), (["q_proj"], True),
+@pytest.mark.parametrize(("config", "tying"),
+                         [(EVERYWHERE, True), (["lm_head", "q_proj"], True), (".*q_proj|lm_head", True), (["q_proj"], True),
                                                (["embed_tokens"], False)], ids=str)
 def test_a_tied_head_is_covered_as_peft_covers_it(seed: int, tmp_path: Path, config: object, tying: bool) -> None:
     trained(llama(TIED), tmp_path, target_modules=EVERYWHERE, ensure_weight_tying=tying)

@@ -11,7 +11,9 @@ from lora_bench.kernels.attention import PLAIN, Scores, Span, cache_write_, caus
 BLOCK = 16
 
 
-def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int = 0, scale: float | None = None, cap: float = 0.0) -> torch.Tensor:
+def _plain(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int = 0, scale: float | None = None, cap: float = 0.0,
+) -> torch.Tensor:
     """q [rows, heads, d], k, v [length, kv_heads, d]; rows are the last of length; loops, fp64."""
     rows, heads, d = q.shape
     length, kv_heads, _ = k.shape
@@ -35,7 +37,8 @@ def _span(start: int, rows: int, length: int, blocks: list[int]) -> Span:
 
 @pytest.mark.parametrize("heads,kv_heads,d", [(9, 3, 64), (4, 4, 8), (6, 1, 20), (8, 2, 128)])
 @pytest.mark.parametrize("scattered", [False, True])
-@pytest.mark.parametrize("window, scores", [(0, PLAIN), (9, PLAIN), (33, Scores(0.3)), (16, Scores(None, 1.5)), (0, Scores(0.7, 0.9)), (1, PLAIN)])
+@pytest.mark.parametrize("window, scores",
+                         [(0, PLAIN), (9, PLAIN), (33, Scores(0.3)), (16, Scores(None, 1.5)), (0, Scores(0.7, 0.9)), (1, PLAIN)])
 def test_matches_plain_arithmetic(heads: int, kv_heads: int, d: int, scattered: bool, window: int, scores: Scores,
                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lora_bench.kernels.attention.CAPPED_SCORES", random.choice((1, 2000, 1 << 24)))

@@ -38,7 +38,9 @@ def test_the_default_base(sample_base: Path) -> None:
     assert len(shapes) == 211 and shapes["layers.3.self_attn.k_proj"] == (192, 576) and shapes["lm_head"] == (49152, 576)
 
 
-def test_both_formats_give_the_same_facts_and_weights(tiny_gguf: Callable, tiny_folder: Callable, tiny_facts: ModelFacts, tiny_tensors: dict) -> None:
+def test_both_formats_give_the_same_facts_and_weights(
+    tiny_gguf: Callable, tiny_folder: Callable, tiny_facts: ModelFacts, tiny_tensors: dict,
+) -> None:
     for base in (open_base(tiny_gguf()), open_base(tiny_folder())):
         assert replace(base.facts, rms_eps=1e-5) == tiny_facts and base.facts.rms_eps == pytest.approx(1e-5)
         assert base.end_tokens == (2, 4) and base.tokenizer.texts["bos_token"] == "<s>" and base.notes == ()
@@ -94,7 +96,8 @@ def test_tied_biased_and_freq_factored_bases(tiny_gguf: Callable, tiny_folder: C
     freqs = open_base(tiny_gguf("f.gguf", tensors={"rope_freqs.weight": factors.numpy()}))
     assert freqs.facts.rope_freq_factors
     assert torch.equal(load_weights(freqs, "cpu", torch.bfloat16)["rope_freqs.weight"], factors)
-    biases = {f"model.layers.{i}.self_attn.{p}_proj.bias": torch.randn(n) for i in range(2) for p, n in zip("qkvo", (36, 12, 12, 24), strict=True)}
+    biases = {f"model.layers.{i}.self_attn.{p}_proj.bias": torch.randn(n) for i in range(2)
+              for p, n in zip("qkvo", (36, 12, 12, 24), strict=True)}
     biased = open_base(tiny_folder(config={"attention_bias": True}, tensors=biases))
     assert biased.facts.attention_bias and biased.facts.output_bias and "layers.1.self_attn.o_proj.bias" in biased.tensors
     both = open_base(tiny_folder("t", config={"tie_word_embeddings": True}))
@@ -133,14 +136,18 @@ def test_config_of_old_and_new_styles(change: dict, fields: dict) -> None:
 @pytest.mark.parametrize("change, words", [
     ({"num_attention_heads": 0}, "num_attention_heads is 0"), ({"num_attention_heads": "6"}, "whole number is expected"),
     ({"num_hidden_layers": 10**9}, "number of layers .* is 1000000000"), ({"hidden_size": None}, "hidden_size is missing"),
-    ({"hidden_size": 25}, "not divisible"), ({"num_key_value_heads": 4}, "cannot share 4"), ({"head_dim": 5}, "5 dimensions, an even number"),
+    ({"hidden_size": 25}, "not divisible"), ({"num_key_value_heads": 4}, "cannot share 4"),
+    ({"head_dim": 5}, "5 dimensions, an even number"),
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"), ({"quantization_config": {"quant_method": "gptq"}}, "quantised safetensors"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "architectures is"),
-    ({"rope_scaling": {"rope_type": "spiral", "factor": 4.0}}, "kind 'spiral' is not supported"), ({"rope_scaling": 3}, "an object is expected"),
+    ({"rope_scaling": {"rope_type": "spiral", "factor": 4.0}}, "kind 'spiral' is not supported"),
+    ({"rope_scaling": 3}, "an object is expected"),
     ({"rope_scaling": {"rope_type": ["x"], "factor": 4.0}}, "is not supported"),
-    ({"rope_scaling": {"rope_type": "linear", "factor": -1.0}}, "positive number"), ({"rope_theta": float("nan")}, "a number is expected"), ({"rope_theta": 0.5}, "over 1"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": -1.0}}, "positive number"), ({"rope_theta": float("nan")}, "a number is expected"),
+    ({"rope_theta": 0.5}, "over 1"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}}, "low_freq_factor"),
-    ({"rms_norm_eps": 0}, "epsilon"), ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"), ({"attention_bias": 1}, "true or false"),
+    ({"rms_norm_eps": 0}, "epsilon"), ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    ({"attention_bias": 1}, "true or false"),
     ({"vocab_size": True}, "whole number"),
     ({"rms_norm_eps": 10**400}, "rms_norm_eps is"),
 ])
@@ -153,13 +160,15 @@ def test_configs_that_cannot_run(change: dict, words: str) -> None:
 @pytest.mark.parametrize("metadata, tensors, words", [
     ({"llama.attention.head_count": 0}, {}, "attention heads .* is 0"), ({"llama.block_count": 1 << 31}, {}, "number of layers"),
     ({"llama.block_count": 3}, {}, "blk.2.attn_q.weight .* missing"), ({"llama.block_count": None}, {}, "llama.block_count is missing"),
-    ({"llama.block_count": 1}, {}, "does not use"), ({"llama.embedding_length": 25, "llama.attention.key_length": None}, {}, "not divisible"),
+    ({"llama.block_count": 1}, {}, "does not use"),
+    ({"llama.embedding_length": 25, "llama.attention.key_length": None}, {}, "not divisible"),
     ({"llama.rope.dimension_count": 4}, {}, "rope.dimension_count is 4"), ({"llama.rope.scaling.type": "spiral"}, {}, "'spiral'"),
     ({"llama.attention.sliding_window": 8}, {}, "sliding_window"), ({"llama.expert_count": 8}, {}, "expert_count is 8"),
     ({"general.type": "adapter"}, {}, "is a LoRA adapter, .* open a base first"), ({"split.count": 2}, {}, "is one of 2 parts"),
     ({"tokenizer.ggml.tokens": None}, {}, "no tokenizer"), ({"tokenizer.ggml.tokens": ["a", "b"]}, {}, "lists 2 tokens .* vocabulary"),
     ({"tokenizer.ggml.token_type": [1, 1]}, {}, "one type for each"), ({"tokenizer.ggml.bos_token_id": 4_000_000_000}, {}, "bos_token_id"),
-    ({}, {"blk.0.attn_v.weight": None}, "blk.0.attn_v.weight is missing"), ({}, {"output_norm.weight": torch.ones(36).numpy()}, r"output_norm.* \[36\]"),
+    ({}, {"blk.0.attn_v.weight": None}, "blk.0.attn_v.weight is missing"),
+    ({}, {"output_norm.weight": torch.ones(36).numpy()}, r"output_norm.* \[36\]"),
     ({}, {"blk.0.attn_q_norm.weight": torch.ones(6).numpy()}, "attn_q_norm.weight' that a plain llama"),
     ({}, {"output.weight": torch.ones(50, 24).double().numpy()}, "output.weight is of type F64"),
 ])
@@ -194,7 +203,8 @@ def test_unknown_architectures_are_named_with_those_that_run(tiny_gguf: Callable
     ({"files": {"config.json": None}}, "no config.json"), ({"files": {"tokenizer.json": None}}, "no tokenizer.json"),
     ({"files": {"config.json": None, "adapter_config.json": {}}}, "is a LoRA adapter"), ({"files": {"config.json": "{"}}, "not valid JSON"),
     ({"tensors": {"model.layers.1.self_attn.v_proj.weight": None}}, "layers.1.self_attn.v_proj.weight is missing"),
-    ({"config": {"vocab_size": 60}}, r"embed_tokens.weight has the shape \[50, 24\]"), ({"config": {"eos_token_id": 99}}, "eos_token_id is 99"),
+    ({"config": {"vocab_size": 60}}, r"embed_tokens.weight has the shape \[50, 24\]"),
+    ({"config": {"eos_token_id": 99}}, "eos_token_id is 99"),
     ({"tensors": {"model.layers.0.self_attn.q_norm.weight": torch.ones(6)}}, "q_norm.weight' that a plain llama"),
     ({"files": {"generation_config.json": {"eos_token_id": [2, 70]}}}, "generation_config.json: eos_token_id is 70"),
 ])
@@ -290,7 +300,8 @@ def test_every_end_token_is_found_and_what_is_missing_is_said(tiny_folder: Calla
     assert open_base(tiny_gguf("c.gguf", metadata={"tokenizer.ggml.pre": None})).notes == (NO_PRE_TOKENIZER,)
     plain = {"tokenizer.ggml.token_type": [1] * 50, "tokenizer.ggml.eos_token_id": None}
     assert open_base(tiny_gguf("b.gguf", metadata=plain)).end_tokens == (4,), "<|im_end|> ends a turn whatever a converter noted; </s> may be text"
-    tokens = ["<|im_end.|>" if text == "<|im_end|>" else text for text in open_base(tiny_gguf()).tokenizer.metadata["tokenizer.ggml.tokens"]]
+    tokens = ["<|im_end.|>" if text == "<|im_end|>" else text
+              for text in open_base(tiny_gguf()).tokenizer.metadata["tokenizer.ggml.tokens"]]
     assert open_base(tiny_gguf("d.gguf", metadata=plain | {"tokenizer.ggml.tokens": tokens})).notes == (NO_END_TOKEN,)
 
 
@@ -353,7 +364,8 @@ def test_any_value_in_the_json_of_a_folder_gives_a_base_or_a_sentence(tiny_folde
 
 def test_any_value_in_the_metadata_of_a_gguf_gives_a_base_or_a_sentence(tiny_gguf: Callable, seed: int) -> None:
     chance = random.Random(seed)
-    keys = ["llama.block_count", "llama.embedding_length", "llama.attention.head_count", "llama.attention.key_length", "llama.rope.freq_base",
+    keys = ["llama.block_count", "llama.embedding_length", "llama.attention.head_count", "llama.attention.key_length",
+            "llama.rope.freq_base",
             "llama.attention.layer_norm_rms_epsilon", "llama.context_length", "general.name", "general.type", "split.count",
             "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.attention.sliding_window",
             "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges",

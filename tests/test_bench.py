@@ -28,7 +28,8 @@ def base(tiny_gguf: Write, tiny_tensors: dict[str, torch.Tensor]) -> Path:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "lora_bench.workbench.cli", "bench", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-m", "lora_bench.workbench.cli", "bench", *map(str, arguments)], capture_output=True, text=True,
+                          timeout=120)
 
 
 def test_bench_prints_speeds_ratios_and_splits(base: Path, adapter_folder: Write) -> None:

@@ -88,7 +88,8 @@ def test_limits_are_the_engines() -> None:
 
 
 @pytest.mark.parametrize(("typed", "meant"), [
-    (r"a\nb", "a\nb"), (r"a\\nb", r"a\nb"), (r"\t\\", "\t\\"), (r"\x", r"\x"), ("end\\", "end\\"), ("a\nb", "a\nb"), ("<|im_start|>", "<|im_start|>")])
+    (r"a\nb", "a\nb"), (r"a\\nb", r"a\nb"), (r"\t\\", "\t\\"), (r"\x", r"\x"), ("end\\", "end\\"), ("a\nb", "a\nb"),
+    ("<|im_start|>", "<|im_start|>")])
 def test_escapes(typed: str, meant: str) -> None:
     assert unescape(typed) == meant and unescape(escape(meant)) == meant
 
@@ -129,10 +130,13 @@ def test_without_a_terminal_the_workbench_names_chat() -> None:
 
 
 @pytest.mark.parametrize("arguments", [
-    ["--slot", "3"], ["--slots", "0"], ["chat", "--top-p", "1.5", "-p", "x"], ["chat", "--temp", "nan", "-p", "x"], ["chat", "nowhere.gguf", "-p", "x"],
-    ["chat", "--lora", "pirate:nan", "-p", "x"], ["chat", "--lora", "a=pirate", "--lora", "a=json", "-p", "x"], ["chat", "--context", "many", "-p", "x"],
+    ["--slot", "3"], ["--slots", "0"], ["chat", "--top-p", "1.5", "-p", "x"], ["chat", "--temp", "nan", "-p", "x"],
+    ["chat", "nowhere.gguf", "-p", "x"],
+    ["chat", "--lora", "pirate:nan", "-p", "x"], ["chat", "--lora", "a=pirate", "--lora", "a=json", "-p", "x"],
+    ["chat", "--context", "many", "-p", "x"],
     ["inspect", "nowhere"], ["inspect"], ["chat", "--device", "tpu", "-p", "x"], ["chat", "-p", ""], ["chat", "-p", " \n"],
-    ["chat", "--temp", "11", "-p", "x"], ["chat", "--lora", "pirate:1e9", "-p", "x"], ["bench", "--rounds", "0"], ["chatter"], ["chat", "--stop", "", "-p", "x"],
+    ["chat", "--temp", "11", "-p", "x"], ["chat", "--lora", "pirate:1e9", "-p", "x"], ["bench", "--rounds", "0"], ["chatter"],
+    ["chat", "--stop", "", "-p", "x"],
 ])
 def test_wrong_usage_ends_with_2_and_prints_nothing(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
@@ -141,7 +145,8 @@ def test_wrong_usage_ends_with_2_and_prints_nothing(arguments: list[str], capfd:
 
 
 @pytest.mark.parametrize("arguments, code", [
-    (["inspect", "nowhere"], 2), (["inspect", ""], 2), (["inspect", "~nobody-of-that-name/x"], 2), (["plan", "pirate"], 2), (["check", "", "pirate"], 2),
+    (["inspect", "nowhere"], 2), (["inspect", ""], 2), (["inspect", "~nobody-of-that-name/x"], 2), (["plan", "pirate"], 2),
+    (["check", "", "pirate"], 2),
     (["check", "default", ""], 2), (["inspect", "/dev/null"], 3), (["plan", "--frob"], 2),
 ])
 def test_a_failure_with_json_is_one_document_too(arguments: list[str], code: int, capfd: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +178,8 @@ def test_chat_prints_the_reply_alone(sample_base: Path) -> None:
     assert plain.returncode == 0, plain.stderr
     assert "Paris" in plain.stdout and plain.stdout.endswith("\n")
     assert plain.stderr == "" or plain.stderr.startswith("lora-bench: the reply was cut")
-    done = run("chat", str(sample_base), "--lora", "pirate:1", "--lora", "certainty", "-p", "What is the capital of France?", "--max-tokens", "12",
+    done = run("chat", str(sample_base), "--lora", "pirate:1", "--lora", "certainty", "-p", "What is the capital of France?",
+               "--max-tokens", "12",
                "--json", "--stats")
     assert done.returncode == 0, done.stderr
     reply = json.loads(done.stdout)

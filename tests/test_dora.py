@@ -70,7 +70,8 @@ def test_gains_at_any_scale(seed: int, scale: float) -> None:
 
 def test_only_the_rows_of_dora_modules_have_gains_and_the_last_scales_are_kept(seed: int) -> None:
     weight = torch.randn(12, 6)
-    pairs = [(0, LoraPair(torch.randn(2, 6), torch.randn(5, 2), 1.0)), (5, LoraPair(torch.randn(2, 6), torch.randn(3, 2), 1.0, magnitude=torch.rand(3)))]
+    pairs = [(0, LoraPair(torch.randn(2, 6), torch.randn(5, 2), 1.0)),
+             (5, LoraPair(torch.randn(2, 6), torch.randn(3, 2), 1.0, magnitude=torch.rand(3)))]
     rows = DoraRows({PLACE: linear_stats(PLACE, weight, pairs, BaseSquares())})
     gains = rows.gains(0.5)[PLACE]
     assert torch.equal(gains[:5], torch.ones(5)) and torch.equal(gains[8:], torch.ones(4)) and not (gains[5:8] == 1).any()

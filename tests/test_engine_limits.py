@@ -103,7 +103,8 @@ def test_a_long_request_is_not_overtaken_and_one_slot_serves_four_mixes(base: Pa
 
 
 @pytest.mark.parametrize("load,words", [
-    ({"path": ""}, "has no config.json|no such file"), ({"slots": 10**9}, "1000000000 slots were asked for; choose 1 to 256"), ({"host_cache_bytes": -1}, "-1 bytes")])
+    ({"path": ""}, "has no config.json|no such file"), ({"slots": 10**9}, "1000000000 slots were asked for; choose 1 to 256"),
+    ({"host_cache_bytes": -1}, "-1 bytes")])
 def test_loads_that_cannot_be_are_refused_at_once(base: Path, load: dict, words: str) -> None:
     with pytest.raises((ValueError, OSError), match=words):
         Engine(lambda event: None).load_model(LoadModel(**{"path": str(base)} | load))
@@ -120,13 +121,16 @@ def test_a_base_gets_the_memory_that_is_there_or_says_what_is_missing(base: Path
 
     free(4 * 100 * token)
     short = loaded.engine.load_model(LoadModel(str(base), "cpu"))
-    assert short.context == 96 and short.notes == ("the context is 96 tokens instead of 256: no more fit into 25% of the memory that is free",)
+    assert short.context == 96 and short.notes == ("the context is 96 tokens instead of 256: no more fit into 25% of the memory that is "
+                                                   "free",)
     assert not loaded.engine.load_model(LoadModel(str(base), "cpu", context=96)).notes
-    with pytest.raises(OutOfMemory, match=f"{base}: {400 * token:,} bytes of memory are free on cpu beside the weights, too few for .* 112 tokens"):
+    with pytest.raises(OutOfMemory, match=f"{base}: {400 * token:,} bytes of memory are free on cpu beside the weights, "
+                                          "too few for .* 112 tokens"):
         loaded.engine.load_model(LoadModel(str(base), "cpu", context=112))
     assert loaded.engine.model.info.context == 96, "what was loaded stays"
     free(-1)
-    with pytest.raises(OutOfMemory, match=f"{base}: its weights take {4 * info.parameters:,} bytes as fp32, {4 * info.parameters - 1:,} bytes"):
+    with pytest.raises(OutOfMemory, match=f"{base}: its weights take {4 * info.parameters:,} bytes as fp32, "
+                                          f"{4 * info.parameters - 1:,} bytes"):
         loaded.engine.load_model(LoadModel(str(base), "cpu"))
     assert loaded.engine.snapshot().model is None, "it made room"
 
@@ -156,7 +160,8 @@ def test_memory_that_runs_out_for_one_request_fails_that_one_alone(
 
     def acquire(store: AdapterStore, names: object, user: int | None, because: str) -> None:
         if user == 2:
-            raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory: "
+                               "you tried to allocate 4096 bytes.")
         real(store, names, user, because)
 
     monkeypatch.setattr(AdapterStore, "acquire", acquire)

@@ -53,7 +53,8 @@ def write(
     for name, tensor in (named | dict(tensors)).items():
         if tensor is not None:
             array = tensor.contiguous().numpy()
-            writer.add_tensor(name, array if array.ndim == 1 else gguf.quants.quantize(array, kind), raw_dtype=None if array.ndim == 1 else kind)
+            writer.add_tensor(name, array if array.ndim == 1 else gguf.quants.quantize(array, kind),
+                              raw_dtype=None if array.ndim == 1 else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

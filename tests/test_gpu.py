@@ -37,7 +37,8 @@ MIXES: tuple[Mix, ...] = (
 
 @pytest.fixture
 def folders(adapter_folder: Write) -> dict[str, Path]:
-    return {"one": adapter_folder("one", ("q_proj", "down_proj"), r=2), "two": adapter_folder("two", ("v_proj", "gate_proj", "lm_head"), r=5)}
+    return {"one": adapter_folder("one", ("q_proj", "down_proj"), r=2),
+            "two": adapter_folder("two", ("v_proj", "gate_proj", "lm_head"), r=5)}
 
 
 def _engine(base: Path, folders: dict[str, Path], device: str, dtype: str = "fp32") -> tuple[Engine, list[Event]]:

@@ -28,7 +28,8 @@ def _bytes(path: Path) -> int:
 
 
 def test_an_adapter(adapter_folder: Callable) -> None:
-    folder = adapter_folder("pirate", ("q_proj", "v_proj"), r=4, lora_alpha=6, alpha_pattern={"v_proj": 2}, base_model_name_or_path="some/base")
+    folder = adapter_folder("pirate", ("q_proj", "v_proj"), r=4, lora_alpha=6, alpha_pattern={"v_proj": 2},
+                            base_model_name_or_path="some/base")
     facts = inspect_path(folder)
     assert json.loads(json.dumps(facts)) == facts
     assert (facts["kind"], facts["name"], facts["modules"], facts["ranks"]) == ("adapter", "pirate", 4, [4])

@@ -67,7 +67,9 @@ def test_memory_is_what_headers_say(dtype: torch.dtype, file: Callable[..., Path
 
 @pytest.mark.parametrize("elements", [1, 3 * 256, 1 << 18])
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_products_equal_those_with_dense_weights(elements: int, tokens: int, file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_equal_those_with_dense_weights(
+    elements: int, tokens: int, file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(packed.CHUNK_ELEMENTS, "cpu", elements)
     base = open_base(file(MIXED))
     dense, small = (load_weights(base, "cpu", torch.float32, packed=packed_too) for packed_too in (False, True))
@@ -163,7 +165,8 @@ def test_weights_are_packed_unasked_when_dense_ones_are_too_large(file: Callable
     info = bench.engine.load_model(LoadModel(str(base), "cpu"))
     assert info.weights == "packed" and info.weight_bytes == small
     (note,) = of_weights(info)
-    assert note.startswith(f"the weights stay packed as in the file, {small:,} bytes: {dense:,} bytes as fp32 are more than 75% of the {dense:,}")
+    assert note.startswith(f"the weights stay packed as in the file, {small:,} bytes: "
+                           f"{dense:,} bytes as fp32 are more than 75% of the {dense:,}")
     free(dense - 1)
     with pytest.raises(OutOfMemory, match=f"its weights take {dense:,} bytes as fp32, {small:,} packed.* choose weights packed"):
         bench.engine.load_model(LoadModel(str(base), "cpu", weights="dense"))

@@ -34,7 +34,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "head": {"target_modules": ["lm_head", "o_proj"]},
     "lora bias": {"target_modules": "all", "lora_bias": True},
     "biases": {"target_modules": ["o_proj"], "bias": "all"},
-    "saved": {"target_modules": "some", "modules_to_save": ["embed_tokens", "lm_head", "norm", "post_attention_layernorm", "q_norm", "k_norm"]},
+    "saved": {"target_modules": "some",
+              "modules_to_save": ["embed_tokens", "lm_head", "norm", "post_attention_layernorm", "q_norm", "k_norm"]},
     "trained tokens": {"target_modules": "some", "trainable_token_indices": {"embed_tokens": [7, 30]}},
 }
 

@@ -38,7 +38,8 @@ def _read(bases: Path, folder: Path, name: str, save: bool = False, **config: An
     return load_adapter(open_adapter(folder), base.decoders["folder"].facts, "it")
 
 
-@pytest.mark.parametrize("trained", [{"modules_to_save": ["norm"]}, {"bias": "all"}, {"trainable_token_indices": [3]}, {"modules_to_save": ["lm_head"]}])
+@pytest.mark.parametrize("trained", [{"modules_to_save": ["norm"]}, {"bias": "all"}, {"trainable_token_indices": [3]},
+                                     {"modules_to_save": ["lm_head"]}])
 def test_what_does_not_wait_for_an_invocation(bases: Path, tmp_path: Path, trained: dict[str, Any]) -> None:
     waiting = {"alora_invocation_tokens": [5, 6], "task_type": "CAUSAL_LM"}
     with pytest.raises(AdapterError, match="in PEFT that acts before the invocation too"):
@@ -49,7 +50,8 @@ def test_what_does_not_wait_for_an_invocation(bases: Path, tmp_path: Path, train
 
 @pytest.mark.parametrize("save", [False, True])
 @pytest.mark.parametrize("config", [
-    {"modules_to_save": ["lm_head"], "trainable_token_indices": [3, 9]}, {"modules_to_save": ["embed_tokens"], "trainable_token_indices": [3, 9]},
+    {"modules_to_save": ["lm_head"], "trainable_token_indices": [3, 9]},
+    {"modules_to_save": ["embed_tokens"], "trainable_token_indices": [3, 9]},
     {"modules_to_save": ["embed_tokens"], "trainable_token_indices": {"lm_head": [3]}, "ensure_weight_tying": True},
 ])
 def test_a_module_wrapped_twice(bases: Path, tmp_path: Path, config: dict[str, Any], save: bool) -> None:
@@ -68,7 +70,8 @@ def test_dora_on_a_head_that_is_not_the_bases_is_refused_at_once(bases: Path, tm
 
 
 def test_weights_beside_the_adapter_are_said(bases: Path, tmp_path: Path) -> None:
-    for name in ("non_lora_trainables.bin", "new_embeddings.safetensors", "optimizer.pt", "training_args.bin", "adapter_model.bin", ".hidden.pt"):
+    for name in ("non_lora_trainables.bin", "new_embeddings.safetensors", "optimizer.pt", "training_args.bin", "adapter_model.bin",
+                 ".hidden.pt"):
         (tmp_path / name).write_bytes(b"no tensors at all")
     notes = _read(bases, tmp_path, "llama").info.notes
     assert "'new_embeddings.safetensors', 'non_lora_trainables.bin' beside adapter_model.safetensors: not read, as PEFT does not; " \

@@ -186,7 +186,8 @@ def test_a_bad_file_leaves_what_is_loaded(bench: Bench, adapter_folder: Write, f
             weights.unlink()
         case "no number":
             path = "base_model.model.model.layers.0.self_attn.q_proj"
-            adapter_folder("one", tensors={f"{path}.lora_A.weight": torch.full((4, 24), torch.nan), f"{path}.lora_B.weight": torch.ones(36, 4)})
+            adapter_folder("one",
+                           tensors={f"{path}.lora_A.weight": torch.full((4, 24), torch.nan), f"{path}.lora_B.weight": torch.ones(36, 4)})
         case "another rank":
             config = json.loads((folder / "adapter_config.json").read_text())
             (folder / "adapter_config.json").write_text(json.dumps(config | {"r": 7}))
@@ -348,7 +349,8 @@ def test_a_link_that_points_elsewhere_is_another_file(tmp_path: Path) -> None:
 
 
 def test_what_a_reload_changed_beside_numbers_is_said() -> None:
-    plain = AdapterInfo(name="a", path="", format="", digest="1", ranks=(8,), effective_scales=(2.0,), matched=4, total=4, targets={}, bytes=1,
+    plain = AdapterInfo(name="a", path="", format="", digest="1", ranks=(8,), effective_scales=(2.0,), matched=4, total=4, targets={},
+                        bytes=1,
                         rslora=False, dtype="float32", base_model="")
     other = msgspec.structs.replace(plain, digest="2", dora=True, added_rows=2, replaced=("embed_tokens.weight",))
     assert differences(plain, other) == ("DoRA no → yes", "tokens added 0 → 2", "whole tensors 0 → 1")

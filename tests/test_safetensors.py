@@ -137,8 +137,10 @@ def test_a_missing_shard_is_named(shards: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("index, words", [
-    ({"a": "../evil.safetensors"}, "not a file name inside"), ({"a": "/etc/passwd"}, "not a file name inside"), ({"a": ".."}, "not a file name"),
-    ({"c": "m-00001-of-00002.safetensors"}, "does not hold tensor 'c'"), ({"a": "m-00002-of-00002.safetensors"}, "does not hold tensor 'a'"),
+    ({"a": "../evil.safetensors"}, "not a file name inside"), ({"a": "/etc/passwd"}, "not a file name inside"),
+    ({"a": ".."}, "not a file name"),
+    ({"c": "m-00001-of-00002.safetensors"}, "does not hold tensor 'c'"),
+    ({"a": "m-00002-of-00002.safetensors"}, "does not hold tensor 'a'"),
     ({"a": 5}, "no weight_map"),
 ])
 def test_an_index_that_lies(index: dict[str, object], words: str, shards: Callable[..., Path]) -> None:

@@ -140,7 +140,8 @@ def test_the_last_snapshot_shows_what_is(tiny_gguf: Write, adapter_folder: Write
 
     loop = threading.Thread(target=serve, args=(inbox, emit))
     loop.start()
-    for command in (LoadModel(str(tiny_gguf())), LoadAdapter(str(adapter_folder("one")), "one"), SetMix((AdapterUse("one", 0.5),)), _generate(1)):
+    for command in (LoadModel(str(tiny_gguf())), LoadAdapter(str(adapter_folder("one")), "one"), SetMix((AdapterUse("one", 0.5),)),
+                    _generate(1)):
         inbox.put(command)
     assert seen.wait(60)
     inbox.put(Shutdown())

@@ -118,7 +118,8 @@ def change(known: dict, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind, words", [
-    ("an id means another text", r"the token 3 is '<\|other\|>' here and '<\|im_start\|>' in the base"), ("a text has another id", "'a' is 3,000 here and"),
+    ("an id means another text", r"the token 3 is '<\|other\|>' here and '<\|im_start\|>' in the base"),
+    ("a text has another id", "'a' is 3,000 here and"),
     ("more words", r"'more' \(3,000\) that the base has not, and not as an added token"),
 ])
 def test_contradictions(kind: str, words: str, tmp_path: Path) -> None:
@@ -146,7 +147,8 @@ def test_folders_that_only_list_their_tokens(file: str, content: dict, tmp_path:
 def test_chat_with_the_adapters_own_template(tmp_path: Path) -> None:
     fast = FAMILIES["gpt-2"][1]()
     tokenizer = of_fast(fast, tmp_path)
-    extended(fast, tmp_path / "adapter", {"eos_token": "</tool>"}, "{% for m in messages %}<tool>{{ m.content }}{{ eos_token }}{% endfor %}")
+    extended(fast, tmp_path / "adapter", {"eos_token": "</tool>"}, "{% for m in messages %}<tool>{{ m.content }}{{ eos_token }}{% endfor "
+                                                                   "%}")
     added = read_added_vocabulary(tmp_path / "adapter", tokenizer, rows=4096)
     own = added.applied_to(tokenizer)
     ids, text = prompt_ids(own, added.chat_template, Chat((Message("user", "hi</tool>"),)))

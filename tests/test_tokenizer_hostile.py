@@ -48,7 +48,8 @@ def added(number: int, content: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("pattern", [
-    r"(a+)+$", r"(\w+)+$", r"(a|a)*b", r"([^x]|y)*z", r"a+[bc]", r"[^\s]*\d\d", r"(\s|\n)*\n!?x", "(" * 200, "[z-a]", "x" * 9000, r"\p{Nonsense}",
+    r"(a+)+$", r"(\w+)+$", r"(a|a)*b", r"([^x]|y)*z", r"a+[bc]", r"[^\s]*\d\d", r"(\s|\n)*\n!?x", "(" * 200, "[z-a]", "x" * 9000,
+    r"\p{Nonsense}",
 ])
 def test_patterns_that_stall(pattern: str, tmp_path: Path) -> None:
     """Of exponential and square time, or none at all: refused when the tokenizer is opened, so that no prompt waits for them."""
@@ -107,7 +108,8 @@ def test_dropout_belongs_to_training(tmp_path: Path) -> None:
     assert {tuple(tokenizer.encode("aaaa" * 5, special=True)) for _ in range(20)} == {(2,) * 5}
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"model":' * 5000, "", "null", "\0", '{"version": "1.0"}', '{"added_tokens": {}}', "\ud83d"])
+@pytest.mark.parametrize("text",
+                         ["[" * 100_000, '{"model":' * 5000, "", "null", "\0", '{"version": "1.0"}', '{"added_tokens": {}}', "\ud83d"])
 def test_what_is_no_tokenizer(text: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -150,7 +152,8 @@ def test_any_value_anywhere_gives_a_tokenizer_or_a_sentence(make: Callable, tmp_
             assert str(tmp_path) in str(error)
 
 
-@pytest.mark.parametrize("make, pre", [(FAMILIES["qwen2, qwen3"][1], "qwen2"), (lambda: sentence_piece(True), True)], ids=["byte-level", "SentencePiece"])
+@pytest.mark.parametrize("make, pre", [(FAMILIES["qwen2, qwen3"][1], "qwen2"), (lambda: sentence_piece(True), True)],
+                         ids=["byte-level", "SentencePiece"])
 def test_any_metadata_gives_a_tokenizer_or_a_sentence(make: Callable, pre: object, seed: int) -> None:
     """Values of each key as a GGUF reader may give them: of any type; the token texts are checked before."""
     chance = random.Random(seed)

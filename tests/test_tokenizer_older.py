@@ -75,14 +75,16 @@ def test_tokens_that_take_the_space_after_them(tmp_path: Path) -> None:
 
 
 def unigram_metadata() -> dict[str, Any]:
-    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -3.0, 1), ("▁the", -1.0, 1), ("▁t", -4.0, 1), ("he", -2.5, 1), ("h", -5.0, 1),
+    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -3.0, 1), ("▁the", -1.0, 1), ("▁t", -4.0, 1), ("he", -2.5, 1),
+              ("h", -5.0, 1),
               ("e", -4.5, 1), ("t", -4.2, 1), ("s", -4.1, 1), ("▁these", -9.9, 1), ("<sep>", -20.0, 4)]
     tokens, scores, kinds = map(list, zip(*pieces, strict=True))
     return {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": scores, "tokenizer.ggml.token_type": kinds}
 
 
 @pytest.mark.parametrize("text, pieces", [
-    ("the these", ["▁the", "▁the", "s", "e"]), ("  the   t ", ["▁the", "▁t"]), ("the<sep>the", ["▁the", "<sep>", "▁the"]), ("", []), ("x", ["▁", "<unk>"]),
+    ("the these", ["▁the", "▁the", "s", "e"]), ("  the   t ", ["▁the", "▁t"]), ("the<sep>the", ["▁the", "<sep>", "▁the"]), ("", []),
+    ("x", ["▁", "<unk>"]),
 ])
 def test_unigram_takes_the_highest_sum(text: str, pieces: list[str], tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(model_file(unigram_metadata(), kind=1, tidy=True))
@@ -140,8 +142,10 @@ def test_tokens_that_only_the_settings_list(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data, words", [
     (b"", "no SentencePiece model of the kind"), (b"\xff" * 100, "or a damaged one"), (b"\x0a\xff\xff\xff\xff\x0f", "or a damaged one"),
-    (model_file(unigram_metadata(), kind=3), "of the kind BPE or unigram"), (b"version https://git-lfs.github.com/spec/v1\n", "SentencePiece"),
-    (model_file(unigram_metadata())[:-7], "or a damaged one"), (message([(1, 5)]), "or a damaged one"), (message([(1, message([(1, 7)]))]), "or a damaged one"),
+    (model_file(unigram_metadata(), kind=3), "of the kind BPE or unigram"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "SentencePiece"),
+    (model_file(unigram_metadata())[:-7], "or a damaged one"), (message([(1, 5)]), "or a damaged one"),
+    (message([(1, message([(1, 7)]))]), "or a damaged one"),
 ])
 def test_files_that_are_no_model(data: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.model"

@@ -542,7 +542,8 @@ async def test_details_check_the_adapter_once_and_an_effect_run_is_kept() -> Non
         await wait_until(pilot, lambda: "FIELDS OF ITS CONFIG" in screen_text(app))
         assert app.engine.of(p.CheckAdapter) == [p.CheckAdapter("pirate", False)]
         shown = screen_text(app)
-        for part in ("pirate: usable, 1 warning", "! it was trained on another base", "‖ΔW‖ / ‖W‖", "layer 29", "not run yet: F5", "✓ r = 16"):
+        for part in ("pirate: usable, 1 warning", "! it was trained on another base", "‖ΔW‖ / ‖W‖", "layer 29", "not run yet: F5",
+                     "✓ r = 16"):
             assert part in shown, part
         await pilot.press("f5")
         await wait_until(pilot, lambda: "22.8% of 162 likeliest tokens change" in screen_text(app))
@@ -598,7 +599,8 @@ async def test_no_key_of_the_footer_is_cut_off_and_a_wide_one_has_all() -> None:
         await pilot.press("tab")
         for width, missing in ((80, "Value"), (60, "Solo"), (160, "")):
             await pilot.resize_terminal(width, 30)
-            await wait_until(pilot, lambda missing=missing: ("Value" in (last := screen_text(app).splitlines()[-1])) is not bool(missing) and "Prompt" in last)
+            await wait_until(pilot, lambda missing=missing: ("Value" in (last := screen_text(app).splitlines()[-1])) is not bool(missing)
+                             and "Prompt" in last)
             last = screen_text(app).splitlines()[-1]
             assert "palette" in last and "On/off" in last and (missing == "" or missing not in last)
             whole = [key for key in app.screen.query("FooterKey") if not key.has_class("-command-palette")]

@@ -70,7 +70,8 @@ async def test_a_reload_that_fails_says_why_and_that_the_old_content_stays() -> 
         assert "…" in _line(app, "json") and app.state.reads_adapters
         app.engine.emit(p.ReloadFailed("json", "/a/json: tensor 'x' has values that are not finite"))
         await settled(pilot)
-        assert _said(app).endswith("json was not read again: /a/json: tensor 'x' has values that are not finite\nWhat was loaded stays as it is.")
+        assert _said(app).endswith("json was not read again: /a/json: tensor 'x' has values that are not finite\nWhat was loaded stays as "
+                                   "it is.")
         assert not app.state.reads_adapters and "…" not in _line(app, "json") and "json" in app.state.adapters
 
 

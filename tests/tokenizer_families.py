@@ -30,7 +30,8 @@ HARD = [
 def texts(seed: int, count: int = 150) -> list[str]:
     """The hard ones, and random ones of characters that have rules of their own."""
     chance = random.Random(seed)
-    pools = ["abc XYZ 019 ", "àéîøß", "漢字かな한", "👨‍👩‍👧🦜😀", " \t\n\r", "'\"<|>[]{}.,!?/", "\u202e\u200b\x00\x1b", "ÿĀġ", "e\u0301\u0302", "กิहि", "ABCdefGHI"]
+    pools = ["abc XYZ 019 ", "àéîøß", "漢字かな한", "👨‍👩‍👧🦜😀", " \t\n\r", "'\"<|>[]{}.,!?/", "\u202e\u200b\x00\x1b", "ÿĀġ", "e\u0301\u0302",
+             "กิहि", "ABCdefGHI"]
     return HARD + ["".join(chance.choice(chance.choice(pools)) for _ in range(chance.randint(0, 40))) for _ in range(count)]
 
 
@@ -43,8 +44,10 @@ def corpus() -> list[str]:
 def byte_level(patterns: list[str], normalizer: Any = None, ignore_merges: bool = False) -> Fast:
     """Byte-level BPE; `patterns` as tokenizer.json of the family has them, "Digits" for that pre-tokenizer."""
     fast = Fast(models.BPE(ignore_merges=ignore_merges))
-    cuts = [pre_tokenizers.Digits(individual_digits=True) if p == "Digits" else pre_tokenizers.Split(Regex(p), "isolated") for p in patterns]
-    fast.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns or patterns[-1] == "Digits")])
+    cuts = [pre_tokenizers.Digits(individual_digits=True) if p == "Digits" else pre_tokenizers.Split(Regex(p), "isolated")
+            for p in patterns]
+    fast.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False,
+                                                                                  use_regex=not patterns or patterns[-1] == "Digits")])
     if normalizer is not None:
         fast.normalizer = normalizer
     fast.decoder = decoders.ByteLevel()
@@ -64,7 +67,8 @@ def sentence_piece(prefix: bool) -> Fast:
     vocab = {text: i for i, text in enumerate(pieces)}
     ranks = {a + b: rank for rank, (a, b) in reversed(list(enumerate(map(tuple, model["merges"]))))}
     halves = [(text[:cut], text[cut:]) for text in ranks for cut in range(1, len(text))]
-    merges = sorted((pair for pair in halves if pair[0] in vocab and pair[1] in vocab), key=lambda pair: (ranks["".join(pair)], -len(pair[0])))
+    merges = sorted((pair for pair in halves if pair[0] in vocab and pair[1] in vocab),
+                    key=lambda pair: (ranks["".join(pair)], -len(pair[0])))
     fast = Fast(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     fast.normalizer = normalizers.Sequence([*([normalizers.Prepend("▁")] if prefix else []), normalizers.Replace(" ", "▁")])
     if not prefix:
@@ -125,7 +129,8 @@ FAMILIES: dict[str, tuple[str, Callable[[], Fast]]] = {
     "mistral nemo": ("tekken", lambda: byte_level([
         rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}" + _SLASH], ignore_merges=True)),
     "phi-4-mini": ("gpt-4o", lambda: byte_level([
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}" + _SLASH])),
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
+        + _SLASH])),
     "smollm2": ("smollm", lambda: byte_level(["Digits"])),
     "granite 3": ("refact", lambda: byte_level(["Digits"])),
     "gpt-2": ("gpt-2", lambda: byte_level([])),
