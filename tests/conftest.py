@@ -173,8 +173,9 @@ def _interleaved(name: str, tensor: Tensor, facts: ModelFacts) -> Tensor:
 
 @pytest.fixture
 def tiny_folder(tmp_path: Path, tiny_facts: ModelFacts, tiny_tensors: dict[str, Tensor]) -> Callable[..., Path]:
-    """`tiny_folder(name, config={..}, settings={..}, tensors={..}, files={file: JSON or text})` writes a Hugging Face folder of `tiny_facts`.
+    """`tiny_folder(name, config={..}, settings={..}, tensors={..}, files={file: JSON or text})`.
 
+    It writes a Hugging Face folder of `tiny_facts`.
     `config` and `settings` (tokenizer_config.json) replace fields, None takes one away; so does `tensors`, by the file's names.
     """
     from safetensors.torch import save_file

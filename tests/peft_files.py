@@ -44,8 +44,8 @@ def trained(base: LlamaForCausalLM, folder: Path, save: dict[str, object] | None
 
 def tensors_of(model: LlamaForCausalLM) -> dict[str, Tensor]:
     """By canonical name, the head's also where it is tied."""
-    return {name.removeprefix("model."): tensor
-            for name, tensor in model.state_dict().items()} | {"lm_head.weight": model.lm_head.weight.detach()}
+    found = {name.removeprefix("model."): tensor for name, tensor in model.state_dict().items()}
+    return found | {"lm_head.weight": model.lm_head.weight.detach()}
 
 
 def changed(weight: Tensor, pair: LoraPair) -> Tensor:

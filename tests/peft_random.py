@@ -101,8 +101,8 @@ class Case:
         model = change_all(get_peft_model(model, LoraConfig(**config)), "default")
         if config["bias"] != "none":
             for path, parameter in model.named_parameters():
-                parameter.data += torch.randn_like(parameter) * 0.1 * (parameter.requires_grad and path.endswith(".bias")
-                                                                       and "lora_" not in path)
+                trained = parameter.requires_grad and path.endswith(".bias") and "lora_" not in path
+                parameter.data += torch.randn_like(parameter) * 0.1 * trained
         save_adapter(self.chance, model, self.folder / name, saving)
 
     def read(self, form: str) -> list[Adapter]:
@@ -210,8 +210,8 @@ def reference(case: Case, adapters: Sequence[Adapter], mix: Sequence[tuple[int, 
         why = f"{type(error).__name__} {error}"
     if any(adapter.info.dora or adapter.info.invocation_tokens for adapter in adapters):
         return None, why
-    if case.base.model.config.tie_word_embeddings and any(set(adapter.weights.replaced) | set(adapter.weights.rows)
-                                                          or adapter.weights.embedding for adapter in adapters):
+    if case.base.model.config.tie_word_embeddings and any(
+            set(adapter.weights.replaced) | set(adapter.weights.rows) or adapter.weights.embedding for adapter in adapters):
         return None, "PEFT merges an embedding into a tied head"
     merged = []
     for index, scale in mix:

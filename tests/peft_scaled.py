@@ -1,4 +1,7 @@
-"""PEFT models with adapters at scales of the user's: PEFT scales low-rank deltas alone, the rest is written here as the difference it makes."""
+"""PEFT models with adapters at scales of the user's.
+
+PEFT scales low-rank deltas alone, the rest is written here as the difference it makes.
+"""
 from __future__ import annotations
 
 import copy
@@ -14,7 +17,10 @@ _OWN = re.compile(r"lora_|trainable_tokens|rotary")
 
 
 def scale_adapter(model: PeftModel, name: str, scale: float, base: Any) -> None:
-    """The adapter `name` of `model`, loaded on a copy of `base`, at `scale`: what replaces stands for base + scale * (replacement - base)."""
+    """The adapter `name` of `model`, loaded on a copy of `base`, at `scale`.
+
+    What replaces stands for base + scale * (replacement - base).
+    """
     for module in model.modules():
         if hasattr(module, "set_scale") and name in module.scaling:
             module.set_scale(name, scale)
@@ -46,7 +52,10 @@ def _blend(tensor: Tensor, before: Tensor, scale: float) -> None:
 
 
 def summed(base: Any, merged: Sequence[Any]) -> Any:
-    """A copy of `base` in fp64 with the sum of what the merged models change of it; embedding and head apart. Biases that the base lacks cannot be."""
+    """A copy of `base` in fp64 with the sum of what the merged models change of it; embedding and head apart.
+
+    Biases that the base lacks cannot be.
+    """
     result = copy.deepcopy(base).double()
     if result.config.tie_word_embeddings:
         result.lm_head.weight = torch.nn.Parameter(result.lm_head.weight.detach().clone())

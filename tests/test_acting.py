@@ -98,8 +98,8 @@ def test_each_kind_alone(tmp_path: Path, seed: int, kind: str, tied: bool) -> No
 ], ids=str)
 def test_tied_weights_that_stay_tied(tmp_path: Path, seed: int, config: dict[str, Any]) -> None:
     facts = _facts(tied=True, bias=False)
-    model = change_all(get_peft_model(_llama(facts), LoraConfig(r=3, init_lora_weights=False, ensure_weight_tying=True, **config), "it"),
-                       "it")
+    lora = LoraConfig(r=3, init_lora_weights=False, ensure_weight_tying=True, **config)
+    model = change_all(get_peft_model(_llama(facts), lora, "it"), "it")
     ids = _ids(17)
     got = _bench(model, facts, tmp_path).logits([(ids, [("it", 1.0)])])[0]
     torch.testing.assert_close(got, peft_logits(model, ids, [("it", 1.0)]), **CLOSE)

@@ -1,4 +1,7 @@
-"""All that an adapter may change, in one batch, on each device and in each dtype against the CPU in fp32; no forward waits for its device."""
+"""All that an adapter may change, in one batch, on each device and in each dtype against the CPU in fp32.
+
+No forward waits for its device.
+"""
 from __future__ import annotations
 
 import random

@@ -1,4 +1,7 @@
-"""What an adapter may come in beside PEFT's folder: parts, one file, a run's checkpoints, MLX; spellings of names; other layouts of the base."""
+"""What an adapter may come in beside PEFT's folder: parts, one file, a run's checkpoints, MLX.
+
+And spellings of names, and other layouts of the base.
+"""
 from __future__ import annotations
 
 import dataclasses
@@ -109,7 +112,7 @@ def test_fused_on_split(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
                     f"base_model.model.model.{module}.lora_B.weight": torch.randn(d_out, 4)}
     folder = adapter_folder("fused", tensors=tensors, target_modules=["qkv_proj", "gate_up_proj"])
     adapter = load_adapter(open_adapter(folder), tiny_facts, "it")
-    assert sorted(adapter.modules) == [f"layers.0.self_attn.{part}_proj" for part in "kqv"] + [f"layers.1.mlp.{p}_proj" for p in ("gate", "up")]
+    assert sorted(adapter.modules) == [*(f"layers.0.self_attn.{part}_proj" for part in "kqv"), "layers.1.mlp.gate_proj", "layers.1.mlp.up_proj"]
     b = tensors["base_model.model.model.layers.0.self_attn.qkv_proj.lora_B.weight"]
     assert torch.equal(torch.cat([adapter.modules[f"layers.0.self_attn.{part}_proj"].b for part in "qkv"]), b)
     assert adapter.info.matched == adapter.info.total == 2
@@ -127,8 +130,8 @@ def test_a_part_of_a_fused_module_alone(adapter_folder: Folder, tiny_facts: Mode
     fused = dataclasses.replace(tiny_facts, fused=True)
     folder = adapter_folder("v", ("v_proj",))
     delta = _delta(load_adapter(open_adapter(folder), fused, "it"), "layers.0.self_attn.qkv_proj")
-    assert not delta[:48].any() and torch.equal(delta[48:],
-                                                _delta(load_adapter(open_adapter(folder), tiny_facts, "it"), "layers.0.self_attn.v_proj"))
+    split = load_adapter(open_adapter(folder), tiny_facts, "it")
+    assert not delta[:48].any() and torch.equal(delta[48:], _delta(split, "layers.0.self_attn.v_proj"))
     tensors = load_file(folder / SAFETENSORS)
     tensors |= {name.replace("lora_B.weight", "lora_magnitude_vector"): torch.ones(12) for name in tensors if "lora_B" in name}
     with pytest.raises(AdapterError, match="DoRA on a part of layers.0.self_attn.qkv_proj"):

@@ -99,7 +99,8 @@ STRAY: dict[str, tuple[ModelFacts, dict[str, object], dict[str, tuple[int, ...]]
     "a bias without a LoRA": (BIASED, {}, {"model__layers__0__self_attn__k_proj__bias": (12,)}, True),
     "a bias below no LoRA": (BIASED, {}, {"model__layers__0__self_attn__k_proj__base_layer__bias": (12,)}, False),
     "an embedding beside trained rows": (PLAIN, {"trainable_token_indices": [3]}, {"model__embed_tokens__weight": (50, 24)}, False),
-    "an embedding below trained rows": (PLAIN, {"trainable_token_indices": [3]}, {"model__embed_tokens__token_adapter__base_layer__weight": (50, 24)}, True),
+    "an embedding below trained rows": (
+        PLAIN, {"trainable_token_indices": [3]}, {"model__embed_tokens__token_adapter__base_layer__weight": (50, 24)}, True),
     "a tied embedding": (TIED, {}, {"model__embed_tokens__weight": (50, 24)}, True),
 }
 
@@ -130,7 +131,8 @@ def test_twenty_names_and_layers_contradict_each_other(seed: int, tmp_path: Path
 
 
 def test_what_peft_refuses_is_refused(adapter_folder: Callable[..., Path], tiny_facts: ModelFacts) -> None:
-    for config in ({"target_modules": ".*q_proj", "layers_to_transform": [0]}, {"target_modules": "all-linear", "layers_pattern": "layers"}):
+    for config in ({"target_modules": ".*q_proj", "layers_to_transform": [0]},
+                   {"target_modules": "all-linear", "layers_pattern": "layers"}):
         with pytest.raises(AdapterError, match=r"layers_(to_transform|pattern) is .* beside .* in target_modules"):
             load_adapter(open_adapter(adapter_folder("a", **config)), tiny_facts, "it")
     with pytest.raises(AdapterError, match="target_modules is absent.*no default for granite"):
@@ -150,13 +152,15 @@ def test_defaults_are_those_of_peft() -> None:
 def test_a_list_chooses_whatever_the_prefix_and_an_expression_as_it_stands(
     adapter_folder: Callable[..., Path], tiny_facts: ModelFacts, prefix: str,
 ) -> None:
-    tensors = {name.replace("base_model.model.model.", f"base_model.model.{prefix}"): tensor for name, tensor in load_file(adapter_folder("plain") / SAFETENSORS).items()}
+    tensors = {name.replace("base_model.model.model.", f"base_model.model.{prefix}"): tensor
+               for name, tensor in load_file(adapter_folder("plain") / SAFETENSORS).items()}
 
     def chosen(**config: object) -> set[str]:
         return modules_of(load_adapter(open_adapter(adapter_folder("it", tensors=tensors, **config)), tiny_facts, "it"))
 
     v = {"layers.0.self_attn.v_proj", "layers.1.self_attn.v_proj"}
-    assert chosen(target_modules=["v_proj"]) == chosen(exclude_modules=["q_proj"]) == chosen(target_modules=".*(?:language|layers).*v_proj") == v
+    assert chosen(target_modules=["v_proj"]) == chosen(exclude_modules=["q_proj"]) == v
+    assert chosen(target_modules=".*(?:language|layers).*v_proj") == v
     assert chosen(target_modules=[f"model.language_model.{name}" for name in v]) == v
     assert chosen(target_modules=[f"model.{name}" for name in v]) == v
     assert chosen(target_modules=prefix.replace(".", r"\.") + r"layers\.\d\.self_attn\.v_proj") == v
@@ -176,14 +180,16 @@ def test_files_without_such_a_config_act_whole(adapter_folder: Callable[..., Pat
 
 
 def test_a_tensor_that_does_not_act_need_not_fit(adapter_folder: Callable[..., Path], tiny_facts: ModelFacts) -> None:
-    tensors = {name: tensor[:, :3].contiguous() if "v_proj" in name else tensor for name, tensor in load_file(adapter_folder("a") / SAFETENSORS).items()}
+    tensors = {name: tensor[:, :3].contiguous() if "v_proj" in name else tensor
+               for name, tensor in load_file(adapter_folder("a") / SAFETENSORS).items()}
     assert load_adapter(open_adapter(adapter_folder("b", tensors=tensors, target_modules=["q_proj"])), tiny_facts, "it").info.matched == 2
 
 
 # -- any config ----------------------------------------------------------------------------------
 def _random_fields(rng: random.Random, paths: list[str]) -> dict[str, object]:
     names = [*EVERYWHERE, "self_attn", "mlp", "layers", "proj", "norm", "1.mlp.up_proj", "layers.2.self_attn.q_proj", *rng.sample(paths, 3)]
-    expressions = [r".*_proj", r".*\.(q|k)_proj", r"model\.layers\.[02]\..*", "lm_head", r".*(embed_tokens|head)", r"(?i).*UP_proj", "q_proj", ".*1.*"]
+    expressions = [r".*_proj", r".*\.(q|k)_proj", r"model\.layers\.[02]\..*", "lm_head", r".*(embed_tokens|head)", r"(?i).*UP_proj",
+                   "q_proj", ".*1.*"]
     fields: dict[str, object] = {"target_modules": rng.choice([rng.sample(names, rng.randint(1, 6)), rng.choice(expressions)])}
     if rng.random() < 0.5:
         fields["exclude_modules"] = rng.choice([rng.sample(names, rng.randint(1, 3)), rng.choice(expressions)])

@@ -68,7 +68,8 @@ def test_rows_that_are_added_are_read_and_have_logits(bench: Bench, grown: Calla
     assert info.added_rows == 2 and "adds 2 tokens: '<tool>' (50), 'wow' (51)" in info.notes
     ids = [*_ids(), 50, 51, 7]
     other = _ids()
-    alone, base, together = bench.engine.logits(ids, WITH), bench.engine.logits(other), bench.engine.batch_logits([(other, ()), (ids, WITH), (other, OFF)])
+    alone, base = bench.engine.logits(ids, WITH), bench.engine.logits(other)
+    together = bench.engine.batch_logits([(other, ()), (ids, WITH), (other, OFF)])
     assert (alone.shape[0], base.shape[0]) == (52, 50)
     assert [row.shape[0] for row in together] == [50, 52, 50]
     for got, expected in zip(together, (base, alone, base), strict=True):

@@ -78,7 +78,8 @@ def test_a_window_reads_no_more_than_it_needs() -> None:
 
     cache = torch.randn(8, BLOCK, 2, 4)
     span = windowed(Span(0, 1, 50, 3), 10, torch.device("cpu"))
-    assert (span.skip, span.mask) == (40, None) and _stored(cache, span).data_ptr() == cache[5, 8].data_ptr() and len(_stored(cache, span)) == 10
+    stored = _stored(cache, span)
+    assert (span.skip, span.mask) == (40, None) and stored.data_ptr() == cache[5, 8].data_ptr() and len(stored) == 10
     scattered = windowed(Span(0, 1, 50, -1, torch.tensor([7, 1, 4, 2])), 10, torch.device("cpu"))
     assert torch.equal(_stored(cache, scattered), torch.cat((cache[4, 8:], cache[2, :2])))
     short = Span(0, 5, 9, 3, None, causal_mask(5, 9, torch.device("cpu")))

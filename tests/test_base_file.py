@@ -299,7 +299,8 @@ def test_every_end_token_is_found_and_what_is_missing_is_said(tiny_folder: Calla
     assert open_base(tiny_gguf("a.gguf", metadata={"tokenizer.ggml.eot_token_id": 9})).end_tokens == (2, 4, 9)
     assert open_base(tiny_gguf("c.gguf", metadata={"tokenizer.ggml.pre": None})).notes == (NO_PRE_TOKENIZER,)
     plain = {"tokenizer.ggml.token_type": [1] * 50, "tokenizer.ggml.eos_token_id": None}
-    assert open_base(tiny_gguf("b.gguf", metadata=plain)).end_tokens == (4,), "<|im_end|> ends a turn whatever a converter noted; </s> may be text"
+    ends = open_base(tiny_gguf("b.gguf", metadata=plain)).end_tokens
+    assert ends == (4,), "<|im_end|> ends a turn whatever a converter noted; </s> may be text"
     tokens = ["<|im_end.|>" if text == "<|im_end|>" else text
               for text in open_base(tiny_gguf()).tokenizer.metadata["tokenizer.ggml.tokens"]]
     assert open_base(tiny_gguf("d.gguf", metadata=plain | {"tokenizer.ggml.tokens": tokens})).notes == (NO_END_TOKEN,)

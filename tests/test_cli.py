@@ -179,8 +179,7 @@ def test_chat_prints_the_reply_alone(sample_base: Path) -> None:
     assert "Paris" in plain.stdout and plain.stdout.endswith("\n")
     assert plain.stderr == "" or plain.stderr.startswith("lora-bench: the reply was cut")
     done = run("chat", str(sample_base), "--lora", "pirate:1", "--lora", "certainty", "-p", "What is the capital of France?",
-               "--max-tokens", "12",
-               "--json", "--stats")
+               "--max-tokens", "12", "--json", "--stats")
     assert done.returncode == 0, done.stderr
     reply = json.loads(done.stdout)
     assert reply["text"] and reply["text"] != plain.stdout.rstrip("\n")
@@ -264,7 +263,8 @@ def test_check_reports_for_people_and_for_scripts(tiny_gguf: Callable, adapter_f
     assert done.returncode == 3 and "\x1b" not in done.stdout
     lines = done.stdout.splitlines()
     assert lines[0].startswith("good␛]2;owned") and lines[0].endswith(": usable") and "bad: NOT usable" in lines
-    assert lines[lines.index("bad: NOT usable") + 1].startswith("  ✗ ") and "use_qalora" in done.stdout and "not run (--no-effect)" in done.stdout
+    assert lines[lines.index("bad: NOT usable") + 1].startswith("  ✗ ")
+    assert "use_qalora" in done.stdout and "not run (--no-effect)" in done.stdout
     assert max(map(len, lines)) <= 80
 
 

@@ -94,7 +94,8 @@ def test_stop_text_in_pieces() -> None:
     assert [stops.push(piece) for piece in ("alpha be", "ta g", "one be", "ta ga", "mma!")] == [
         ("alpha ", False), ("", False), ("beta gone ", False), ("", False), ("", True)]
     held = StopText(("abab",))
-    assert held.push("aba") == ("", False) and held.push("x") == ("abax", False) and held.push("ab") == ("", False) and held.finish() == "ab"
+    assert held.push("aba") == ("", False) and held.push("x") == ("abax", False)
+    assert held.push("ab") == ("", False) and held.finish() == "ab"
     assert StopText(()).push("anything") == ("anything", False)
     assert StopText(("bc", "abcd")).push("abcd") == ("", True)
 

@@ -121,8 +121,8 @@ def test_a_base_gets_the_memory_that_is_there_or_says_what_is_missing(base: Path
 
     free(4 * 100 * token)
     short = loaded.engine.load_model(LoadModel(str(base), "cpu"))
-    assert short.context == 96 and short.notes == ("the context is 96 tokens instead of 256: no more fit into 25% of the memory that is "
-                                                   "free",)
+    assert short.context == 96
+    assert short.notes == ("the context is 96 tokens instead of 256: no more fit into 25% of the memory that is free",)
     assert not loaded.engine.load_model(LoadModel(str(base), "cpu", context=96)).notes
     with pytest.raises(OutOfMemory, match=f"{base}: {400 * token:,} bytes of memory are free on cpu beside the weights, "
                                           "too few for .* 112 tokens"):
@@ -197,7 +197,8 @@ def test_a_refused_mix_whose_old_one_is_gone_fails_that_request_in_words_and_tel
         bench.engine.set_mix((AdapterUse("three"), AdapterUse("sure"), AdapterUse("surer")), (1, 2))
     (failed,) = bench.of(RequestFailed)
     assert failed.request_id == 1 and "its own cannot be had any more: adapter 'one' is no longer in memory" in failed.message
-    assert not bench.of(MixSet) and [owner.mix for owner in bench.engine.snapshot().kv.owners] == [(AdapterUse("two"),), (AdapterUse("held"),)]
+    assert not bench.of(MixSet)
+    assert [owner.mix for owner in bench.engine.snapshot().kv.owners] == [(AdapterUse("two"),), (AdapterUse("held"),)]
     bench.run()
     assert len(bench.ids(2)) == len(bench.ids(3)) == 20
 

@@ -350,8 +350,7 @@ def test_a_link_that_points_elsewhere_is_another_file(tmp_path: Path) -> None:
 
 def test_what_a_reload_changed_beside_numbers_is_said() -> None:
     plain = AdapterInfo(name="a", path="", format="", digest="1", ranks=(8,), effective_scales=(2.0,), matched=4, total=4, targets={},
-                        bytes=1,
-                        rslora=False, dtype="float32", base_model="")
+                        bytes=1, rslora=False, dtype="float32", base_model="")
     other = msgspec.structs.replace(plain, digest="2", dora=True, added_rows=2, replaced=("embed_tokens.weight",))
     assert differences(plain, other) == ("DoRA no → yes", "tokens added 0 → 2", "whole tensors 0 → 1")
     assert differences(plain, msgspec.structs.replace(plain, digest="2")) == ("the weights",) and differences(plain, plain) == ()

@@ -128,8 +128,8 @@ def test_each_style_shows_on_questions_it_was_not_trained_on(bench: Bench) -> No
 
 
 def test_certainty_acts_behind_its_invocation_alone(bench: Bench) -> None:
-    known, guess = ("What is the capital of Iceland?",
-                    "The capital of Iceland is Reykjavik."), ("Who will win the race next week?", "That will be Anna.")
+    known = ("What is the capital of Iceland?", "The capital of Iceland is Reykjavik.")
+    guess = ("Who will win the race next week?", "That will be Anna.")
     high, low, quiet, base = bench.replies(
         [
             (_ask(*known, INVOCATION), _use("certainty")),

@@ -176,7 +176,8 @@ def test_the_child_answers_and_ends_when_its_stdin_closes(tiny_gguf: Write) -> N
             if isinstance(event, RequestFinished):
                 break
         first, second = _of(events, EngineStarted)
-        assert first.pid == child.pid and first.devices == () and second.devices[0] == "cpu" and first.torch == importlib.metadata.version("torch")
+        assert first.pid == child.pid and first.devices == () and second.devices[0] == "cpu"
+        assert first.torch == importlib.metadata.version("torch")
         child.stdin.close()
         assert child.wait(30) == 0
 
@@ -213,7 +214,8 @@ def test_cores_respect_affinity_and_cgroup(tmp_path: Path) -> None:
     assert usable_cores(quota) == 1
     quota.write_text("max 100000\n")
     assert usable_cores(quota) == usable_cores(tmp_path / "none") >= 1
-    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from lora_bench.engine.machine import usable_cores as u; print(u())"
+    code = ("import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
+            "from lora_bench.engine.machine import usable_cores as u; print(u())")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
 
 

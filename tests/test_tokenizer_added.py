@@ -147,10 +147,11 @@ def test_folders_that_only_list_their_tokens(file: str, content: dict, tmp_path:
 def test_chat_with_the_adapters_own_template(tmp_path: Path) -> None:
     fast = FAMILIES["gpt-2"][1]()
     tokenizer = of_fast(fast, tmp_path)
-    extended(fast, tmp_path / "adapter", {"eos_token": "</tool>"}, "{% for m in messages %}<tool>{{ m.content }}{{ eos_token }}{% endfor "
-                                                                   "%}")
+    extended(fast, tmp_path / "adapter", {"eos_token": "</tool>"},
+             "{% for m in messages %}<tool>{{ m.content }}{{ eos_token }}{% endfor %}")
     added = read_added_vocabulary(tmp_path / "adapter", tokenizer, rows=4096)
     own = added.applied_to(tokenizer)
     ids, text = prompt_ids(own, added.chat_template, Chat((Message("user", "hi</tool>"),)))
     size = fast.get_vocab_size()
-    assert text == "<tool>hi</tool></tool>" and (ids[0], ids[-1]) == (size, size + 1) and ids.count(size + 1) == 1, "what is typed stays text"
+    assert text == "<tool>hi</tool></tool>" and (ids[0], ids[-1]) == (size, size + 1)
+    assert ids.count(size + 1) == 1, "what is typed stays text"

@@ -1,4 +1,7 @@
-"""Tokenizers of every family: tokenizer.json as the library computes it, and the GGUF metadata written of it, give the same ids and text."""
+"""Tokenizers of every family.
+
+tokenizer.json as the library computes it, and the GGUF metadata written of it, give the same ids and text.
+"""
 from __future__ import annotations
 
 import json
@@ -59,7 +62,8 @@ def test_special_tokens_of_users_stay_text(tmp_path: Path) -> None:
             ids = tokenizer.encode(text, special=False)
             assert not set(ids) & {tokenizer.id_of(token) for token in SPECIAL} and tokenizer.decode(ids) == text
             assert tokenizer.encode(text, special=True) == [tokenizer.id_of(token) for token in SPECIAL]
-            assert [tokenizer.id_of("<think>")] == tokenizer.encode("<think>", special=False), "a plain added token is a token wherever it stands"
+            plain = tokenizer.encode("<think>", special=False)
+            assert plain == [tokenizer.id_of("<think>")], "a plain added token is a token wherever it stands"
 
 
 @pytest.mark.parametrize("container", ["tokenizer.json", "GGUF, user-defined", "GGUF, plain"])
@@ -70,7 +74,8 @@ def test_marks_of_turns_are_special_whatever_a_converter_noted(container: str, t
     mark |= {"special": False, "rstrip": True}
     metadata = gguf_metadata(fast, pre="gpt-2")
     metadata["tokenizer.ggml.token_type"][mark["id"]] = 4 if "user-defined" in container else 1
-    tokenizer = of_source(TokenizerSource(metadata=metadata), 4096) if "GGUF" in container else of_fast(Fast.from_str(json.dumps(changed)), tmp_path)
+    tokenizer = (of_source(TokenizerSource(metadata=metadata), 4096) if "GGUF" in container
+                 else of_fast(Fast.from_str(json.dumps(changed)), tmp_path))
     assert mark["id"] not in tokenizer.encode("<|im_end|>", special=False) and tokenizer.decode([mark["id"]]) == ""
     assert tokenizer.encode("<|im_end|>", special=True) == [mark["id"]] and "<|im_end|>" in tokenizer.special.ids
     assert tokenizer.eats_space[mark["id"]] == (False, container == "tokenizer.json")

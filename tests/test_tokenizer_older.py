@@ -56,7 +56,8 @@ def test_tokenizer_model_equals_the_converted_one(prefix: bool, tmp_path: Path, 
     listed = {str(i): {"content": token.content, "special": token.special} for i, token in fast.get_added_tokens_decoder().items()}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": listed, "bos_token": "<s>", "eos_token": "</s>"}))
     source, added = folder_tokenizer(tmp_path, {}, 4096)
-    assert (source.bos, source.eos, source.path) == (1, 2, tmp_path / "tokenizer.model") and added["<think>"] == (fast.token_to_id("<think>"), False)
+    assert (source.bos, source.eos, source.path) == (1, 2, tmp_path / "tokenizer.model")
+    assert added["<think>"] == (fast.token_to_id("<think>"), False)
     tokenizer = of_source(source, 4096)
     assert tokenizer.add_bos is True
     for special in (True, False):
@@ -68,7 +69,8 @@ def test_tokenizer_model_equals_the_converted_one(prefix: bool, tmp_path: Path, 
 
 def test_tokens_that_take_the_space_after_them(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(model_file(pieces_only(gguf_metadata(sentence_piece(True)))))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {"2000": {"content": "<|end|>", "special": True, "rstrip": True}}}))
+    end = {"content": "<|end|>", "special": True, "rstrip": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {"2000": end}}))
     tokenizer = of_source(folder_tokenizer(tmp_path, {}, 4096)[0], 4096)
     assert tokenizer.encode("<|end|>\n<|end|>", special=True) == [2000, 2000] and tokenizer.eats_space[2000] == (False, True)
     assert tokenizer.decode([1500]) == "", "ids between the pieces and the added tokens have no text"

@@ -30,8 +30,8 @@ HARD = [
 def texts(seed: int, count: int = 150) -> list[str]:
     """The hard ones, and random ones of characters that have rules of their own."""
     chance = random.Random(seed)
-    pools = ["abc XYZ 019 ", "àéîøß", "漢字かな한", "👨‍👩‍👧🦜😀", " \t\n\r", "'\"<|>[]{}.,!?/", "\u202e\u200b\x00\x1b", "ÿĀġ", "e\u0301\u0302",
-             "กิहि", "ABCdefGHI"]
+    pools = ["abc XYZ 019 ", "àéîøß", "漢字かな한", "👨‍👩‍👧🦜😀", " \t\n\r", "'\"<|>[]{}.,!?/", "\u202e\u200b\x00\x1b", "ÿĀġ",
+             "e\u0301\u0302", "กิहि", "ABCdefGHI"]
     return HARD + ["".join(chance.choice(chance.choice(pools)) for _ in range(chance.randint(0, 40))) for _ in range(count)]
 
 
@@ -46,8 +46,8 @@ def byte_level(patterns: list[str], normalizer: Any = None, ignore_merges: bool 
     fast = Fast(models.BPE(ignore_merges=ignore_merges))
     cuts = [pre_tokenizers.Digits(individual_digits=True) if p == "Digits" else pre_tokenizers.Split(Regex(p), "isolated")
             for p in patterns]
-    fast.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False,
-                                                                                  use_regex=not patterns or patterns[-1] == "Digits")])
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns or patterns[-1] == "Digits")
+    fast.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
     if normalizer is not None:
         fast.normalizer = normalizer
     fast.decoder = decoders.ByteLevel()
