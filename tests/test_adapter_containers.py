@@ -112,7 +112,8 @@ def test_fused_on_split(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
                     f"base_model.model.model.{module}.lora_B.weight": torch.randn(d_out, 4)}
     folder = adapter_folder("fused", tensors=tensors, target_modules=["qkv_proj", "gate_up_proj"])
     adapter = load_adapter(open_adapter(folder), tiny_facts, "it")
-    assert sorted(adapter.modules) == [*(f"layers.0.self_attn.{part}_proj" for part in "kqv"), "layers.1.mlp.gate_proj", "layers.1.mlp.up_proj"]
+    fused = [f"layers.0.self_attn.{part}_proj" for part in "kqv"] + [f"layers.1.mlp.{part}_proj" for part in ("gate", "up")]
+    assert sorted(adapter.modules) == fused
     b = tensors["base_model.model.model.layers.0.self_attn.qkv_proj.lora_B.weight"]
     assert torch.equal(torch.cat([adapter.modules[f"layers.0.self_attn.{part}_proj"].b for part in "qkv"]), b)
     assert adapter.info.matched == adapter.info.total == 2
