@@ -14,6 +14,7 @@ from .adapter_read import Progress, ReadAdapter, differences, read_adapter
 from .adapter_records import Record, Records
 from .adapters.adapter import Adapter
 from .adapters.config import MAX_INVOCATION
+from .adapters.describe import CHANGES_NOTHING
 from .adapters.errors import AdapterError
 from .chat import own_template_note
 from .protocol import (
@@ -89,6 +90,8 @@ class AdapterStore:
         vocabulary, notes = own_vocabulary(read.adapter, self._base_vocabulary)
         if note := own_template_note(read.source.exact, self._chat_template):
             notes += (note,)
+        if CHANGES_NOTHING not in read.adapter.info.notes and self._tiers.leaves_base(read.adapter):
+            notes += (CHANGES_NOTHING,)
         info = msgspec.structs.replace(read.adapter.info, notes=(*read.adapter.info.notes, *notes))
         return replace(read, adapter=Adapter(info, read.adapter.weights), vocabulary=vocabulary)
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .adapters.adapter import Adapter
 from .adapters.describe import CHANGES_NOTHING
+from .adapters.open import NEWEST_OPENED
 from .adapters.peft import SAFETENSORS
 from .adapters.verdicts import field_verdicts
 from .base_parts import BaseFile
 from .deltas import WeightSquares, delta_norms
 from .effect import NotFinite, effect_run
 from .inspect import inspect_path
-from .protocol import AdapterInfo, CheckReport, Finding, PromptEffect, ScaleGroup
+from .protocol import AdapterInfo, CheckReport, DeltaNorm, Finding, PromptEffect, ScaleGroup
 from .weights import gguf, safetensors
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 NO_EFFECT_KL = 1e-9
 """nats a position: below it nothing but rounding differs"""
+SMALLEST_SHARE = 1e-6
+"""of the length of a weight: an adapter of which no part moves anything so far changes nothing"""
 _PACKING = re.compile(r"[-_. ](?:i?q\d\w*|mxfp4|bf16|fp?16|fp?32|gguf|ggml|dequant\w*|bnb|awq|gptq|[48]bit|hf)(?![^-_. ])", re.IGNORECASE)
 """what is appended to a base's name when it is converted"""
 
@@ -49,6 +52,7 @@ def check_loaded(engine: Engine, name: str, effect: bool, squares: WeightSquares
         except NotFinite as error:
             findings.insert(0, Finding("refused", str(error)))
         findings += _effect_findings(parts)
+    findings[:0] = _nothing_findings(info, deltas, parts)
     return CheckReport(
         path=info.path, name=name, model=model.info.name, findings=tuple(findings), info=info, **_of_file(info.path),
         modules=tuple(adapter.modules), unmatched=info.unmatched, scales=_scales(adapter), deltas=deltas, effect=parts)
@@ -92,7 +96,15 @@ def _note_findings(info: AdapterInfo) -> Iterable[Finding]:
     if info.dora:
         yield Finding("note", "DoRA: scale 0 is off, the base itself; PEFT's scale 0 would keep the trained magnitudes")
     for note in info.notes:
-        yield Finding("refused" if note == CHANGES_NOTHING else "warning", note)
+        yield Finding("refused" if note == CHANGES_NOTHING else "note" if NEWEST_OPENED in note else "warning", note)
+
+
+def _nothing_findings(info: AdapterInfo, deltas: Sequence[DeltaNorm], parts: Sequence[PromptEffect]) -> Iterable[Finding]:
+    """Whether it is too small for this base to act; `parts` are none where no effect run was made."""
+    if CHANGES_NOTHING in info.notes or info.added_rows or any(part.changed for part in parts):
+        return
+    if all(delta.share < SMALLEST_SHARE for delta in deltas):
+        yield Finding("refused", "changes nothing: no part of it moves the weights by a millionth of their length; train it, or give its scaling (alpha)")
 
 
 def _base_findings(info: AdapterInfo, base: BaseFile) -> Iterable[Finding]:

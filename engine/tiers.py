@@ -14,6 +14,7 @@ from .routing import Routing, RoutingCache
 from .slot_content import build_content, check_base
 from .slot_pool import Arrival, SlotPool
 from .slots import SlotContent, fused_modules
+from .untrained import leaves_base
 
 if TYPE_CHECKING:
     from .models.decoder import Decoder
@@ -52,6 +53,10 @@ class Tiers:
     def check(self, adapter: Adapter) -> None:
         """Raises AdapterError for what no slot of this base could hold."""
         check_base(adapter, self._decoder)
+
+    def leaves_base(self, adapter: Adapter) -> bool:
+        """Whether `adapter` holds nothing but what this base has. Any thread may ask."""
+        return leaves_base(adapter, self._decoder)
 
     def swap(self, name: str, adapter: Adapter, ms: float, set_aside: Callable[[], str]) -> tuple[tuple[int, ...], str]:
         """`adapter` in the place of what is called `name`. What can fail comes first.

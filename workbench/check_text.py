@@ -137,16 +137,22 @@ def _deltas(deltas: Sequence[DeltaNorm], width: int) -> tuple[str, ...]:
     height = -(-len(cells) // columns)
     room = width // columns
     rows = ["".join(f"{cell[:room - 1]:<{room}}" for cell in cells[row::height]).rstrip() for row in range(height)]
-    return (f"‖ΔW‖ / ‖W‖ at scale 1, largest {_share(top)}", *rows)
+    largest = f", largest {_share(top)}" if any(isfinite(delta.share) for delta in deltas) else ""
+    return (f"‖ΔW‖ / ‖W‖ at scale 1{largest}", *rows)
 
 
 def _cell(delta: DeltaNorm, top: float, label: int) -> str:
-    return f"{clean_line(delta.place, label):<{label}} {_share(delta.share):>8} {hbar(delta.share / top if top else 0.0, 7)}"
+    full = delta.share / top if top and isfinite(delta.delta) else 0.0
+    return f"{clean_line(delta.place, label):<{label}} {_share_of(delta):>8} {hbar(full, 7)}"
+
+
+def _share_of(delta: DeltaNorm) -> str:
+    if not isfinite(delta.delta):
+        return "not finite"
+    return _share(delta.share) if isfinite(delta.share) else "new"
 
 
 def _share(share: float) -> str:
-    if not isfinite(share):
-        return "new"
     return f"{share:.2%}" if share >= 0.0001 or share == 0 else f"{share:.0e}"
 
 

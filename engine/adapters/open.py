@@ -27,6 +27,8 @@ CONTAINERS = {
     "an entry of the Hugging Face cache": "models--OWNER--NAME: the snapshot of its main reference is opened",
 }
 """what an adapter may come in, for the documentation"""
+NEWEST_OPENED = "is opened, the newest"
+"""of the note on a run's folder: what was done, and nothing to look into"""
 
 
 def open_adapter(path: str | os.PathLike[str]) -> AdapterFile:
@@ -78,7 +80,7 @@ def _open_folder(given: Path) -> AdapterFile:
         newest = found[-1]
         others = f" of {len(found)} checkpoints" if len(found) > 1 else " checkpoint"
         file = _open_folder(newest.path)
-        return replace(file, notes=(*file.notes, f"{newest.path.name} is opened, the newest{others}"))
+        return replace(file, notes=(*file.notes, f"{newest.path.name} {NEWEST_OPENED}{others}"))
     raise AdapterError(f"{given}: has no {CONFIG}{what_else(given)}; give the folder that the adapter was saved to")
 
 
