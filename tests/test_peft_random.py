@@ -1,4 +1,4 @@
-"""Random adapters against PEFT: some cases of every run of `peft_random.py`, and what is refused because PEFT means something else by it."""
+"""Random adapters against PEFT: some cases of `peft_random.py`, and what is refused because PEFT means something else by it."""
 from __future__ import annotations
 
 import copy
@@ -38,8 +38,9 @@ def _read(bases: Path, folder: Path, name: str, save: bool = False, **config: An
     return load_adapter(open_adapter(folder), base.decoders["folder"].facts, "it")
 
 
-@pytest.mark.parametrize("trained", [{"modules_to_save": ["norm"]}, {"bias": "all"}, {"trainable_token_indices": [3]},
-                                     {"modules_to_save": ["lm_head"]}])
+@pytest.mark.parametrize("trained", [
+    {"modules_to_save": ["norm"]}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}, {"bias": "lora_only"}, {"trainable_token_indices": [3]},
+])
 def test_what_does_not_wait_for_an_invocation(bases: Path, tmp_path: Path, trained: dict[str, Any]) -> None:
     waiting = {"alora_invocation_tokens": [5, 6], "task_type": "CAUSAL_LM"}
     with pytest.raises(AdapterError, match="in PEFT that acts before the invocation too"):

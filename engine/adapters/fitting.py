@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 from ..models.facts import ModelFacts, module_shapes, tensor_shapes
 from ..weights.files import show
+from .config import LoraSettings
 from .errors import AdapterError
 from .file import AdapterFile
 from .fused import other_shapes
-from .keys import PairNames
+from .keys import PairNames, WholeName
 from .match import TOKEN_MODULES, Places
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -38,13 +39,18 @@ def check_settings(file: AdapterFile, places: Places, facts: ModelFacts) -> None
 
 def _check_waiting(file: AdapterFile, places: Places) -> None:
     """PEFT's aLoRA waits for its invocation with the LoRA of linears; what is trained whole beside it acts from the first token on."""
-    trained = [whole.name for whole in places.whole.values()
-               if not whole.copy
-               and (whole.module.rpartition(".")[2] not in TOKEN_MODULES or any(map(whole.module.endswith, file.settings.saved)))]
+    trained = [whole.name for place, whole in places.whole.items() if _trained(place, whole, file.settings)]
     for name in (*trained, *places.rows.values()):
         raise AdapterError(f"{file.config_path}: alora_invocation_tokens beside the trained tensor {show(name, 160)}: in PEFT that acts "
                            "before the invocation too, here an adapter acts from its invocation on; not loaded, train it without "
                            "modules_to_save, bias and trainable_token_indices")
+
+
+def _trained(place: str, whole: WholeName, settings: LoraSettings) -> bool:
+    """Whether a whole tensor was trained, by what the config says, and is not what the base had at the time."""
+    if place.endswith(".bias"):
+        return settings.bias != "none" or not whole.copy
+    return not whole.copy and (place.removesuffix(".weight") not in TOKEN_MODULES or any(map(whole.module.endswith, settings.saved)))
 
 
 def _check_wrapped_twice(file: AdapterFile, places: Places, facts: ModelFacts) -> None:
