@@ -39,7 +39,8 @@ def _read(bases: Path, folder: Path, name: str, save: bool = False, **config: An
 
 
 @pytest.mark.parametrize("trained", [
-    {"modules_to_save": ["norm"]}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}, {"bias": "lora_only"}, {"trainable_token_indices": [3]},
+    {"modules_to_save": ["norm"]}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}, {"bias": "lora_only"},
+    {"trainable_token_indices": [3]},
 ])
 def test_what_does_not_wait_for_an_invocation(bases: Path, tmp_path: Path, trained: dict[str, Any]) -> None:
     waiting = {"alora_invocation_tokens": [5, 6], "task_type": "CAUSAL_LM"}
