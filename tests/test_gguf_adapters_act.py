@@ -16,6 +16,7 @@ from peft_random_config import FUSED, SPLIT
 from tiny_models import CONFIGS, VOCAB, make_model, save_folder, save_gguf
 from torch import Tensor
 
+from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.adapters.load import load_adapter
 from lora_bench.engine.adapters.open import open_adapter
 from lora_bench.engine.base_file import open_base
@@ -28,10 +29,10 @@ PERMUTED = ("llama", "mistral", "granite", "smollm3")
 """whose q and k the converter permutes for llama.cpp's rope; it does so with the B of their adapters"""
 
 
-def convert(model: PeftModel, name: str, path: Path) -> Path:
+def convert(model: PeftModel, name: str, path: Path, architecture: str = "") -> Path:
     """The LoRA of `model` by the rules of convert_lora_to_gguf.py: GGUF's names, B of q and k permuted, A of the embedding transposed."""
     config = model.config
-    architecture = {"mistral": "llama"}.get(name, name)
+    architecture = architecture or {"mistral": "llama"}.get(name, name)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads} if name in PERMUTED else {}
     writer = gguf.GGUFWriter(path, architecture)
@@ -74,3 +75,18 @@ def test_a_converted_adapter_acts_as_the_one_that_it_was(seed: int, tmp_path: Pa
         bench = ActingBench(Decoder(base.facts, load_weights(base, torch.device("cpu"), torch.float32), 96), {"it": adapter.weights})
         for got, scale in zip(bench.logits([(ids, [("it", scale)]) for scale in (1.0, -0.5)]), (1.0, -0.5), strict=True):
             torch.testing.assert_close(got, peft_logits(adapted, ids, [("it", scale)]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mistral", "ministral"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral3"])
+def test_mistral_by_either_name_of_its_converters(seed: int, tmp_path: Path, name: str, architecture: str) -> None:
+    model = make_model(name)
+    base = open_base(save_folder(model, tmp_path / "base", tiny_tokenizer()))
+    adapted: Any = change_all(get_peft_model(copy.deepcopy(model), LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=SPLIT), "it"), "it")
+    adapter = load_adapter(open_adapter(convert(adapted, "mistral", tmp_path / "it.gguf", architecture)), base.facts, "it")
+    bench = ActingBench(Decoder(base.facts, load_weights(base, torch.device("cpu"), torch.float32), 96), {"it": adapter.weights})
+    ids = [random.randrange(5, VOCAB) for _ in range(21)]
+    (got,) = bench.logits([(ids, [("it", 1.0)])])
+    torch.testing.assert_close(got, peft_logits(adapted, ids, [("it", 1.0)]), rtol=1e-4, atol=1e-4)
+    with pytest.raises(AdapterError, match="the base is llama or mistral3; load the base that it was trained on"):
+        load_adapter(open_adapter(convert(adapted, "mistral", tmp_path / "other.gguf", "granite")), base.facts, "it")

@@ -29,8 +29,10 @@ TYPES = ("F32", "F16", "BF16", "Q8_0")
 _EMBEDDING = "token_embd.weight"
 _OF_THE_BASE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """tensors of the base that converters leave in an adapter"""
-_ARCHITECTURES = {"mistral": "llama", "ministral": "llama", "gemma3_text": "gemma3"}
-"""model_type of config.json -> general.architecture, where they differ"""
+_MISTRAL = ("llama", "mistral3")
+"""what converters call it, by their age; q and k are permuted in both"""
+_ARCHITECTURES = {"mistral": _MISTRAL, "ministral": _MISTRAL, "mistral3": _MISTRAL, "gemma3_text": ("gemma3",)}
+"""architecture of a base -> general.architecture of its adapters, where they differ"""
 
 
 def open_gguf(path: Path) -> AdapterFile:
@@ -55,16 +57,16 @@ def open_gguf(path: Path) -> AdapterFile:
         base_model=str(metadata.get("general.base_model.0.name") or metadata.get("general.base_model.0.repo_url") or "")[:300])
     return AdapterFile(
         path, path, path, FORMAT, settings, header.tensors, names, header.file_bytes, tuple(notes),
-        architecture=str(metadata.get("general.architecture", ""))[:100], metadata=cut_metadata(metadata),
+        architecture=str(metadata.get("general.architecture", ""))[:100], metadata=cut_metadata(metadata), metadata_keys=len(metadata),
         task=_text(metadata, "adapter.lora.task_name")[:300], prompt_prefix=prefix if isinstance(prefix, str) else "")
 
 
 def canonical(names: TensorNames, architecture: str, facts: ModelFacts, path: Path) -> TensorNames:
     """`names` with the paths that the base's modules have. Raises AdapterError for an adapter of another architecture."""
-    own = _ARCHITECTURES.get(facts.architecture, facts.architecture)
-    if architecture != own:
-        raise AdapterError(f"{path}: is an adapter for the architecture {show(architecture)}, the base is {own}; load the base that it was "
-                           "trained on")
+    own = _ARCHITECTURES.get(facts.architecture, (facts.architecture,))
+    if architecture not in own:
+        raise AdapterError(f"{path}: is an adapter for the architecture {show(architecture)}, the base is {' or '.join(own)}; load "
+                           "the base that it was trained on")
     in_layer = {name: module for module, name in gguf_layer_names(facts).items()}
     outside = {gguf_module(module, facts): module for module in ("embed_tokens", "norm", "lm_head")}
 
