@@ -77,6 +77,7 @@ def _adapter(file: AdapterFile) -> dict[str, Any]:
         "rank_pattern": dict(settings.rank_pattern), "alpha_pattern": dict(settings.alpha_pattern),
         "invocation_tokens": list(settings.invocation), "dora": settings.dora, "bias": settings.bias, "task": file.task,
         "prompt_prefix": file.prompt_prefix, "card": dict(file.card), "metadata": dict(file.metadata),
+        "more_metadata_keys": file.metadata_keys - len(file.metadata),
         "fields": _fields(file), "checkpoints": [member.path.name for member in family(file.path) if member.step is not None],
         "notes": list(file.notes) + ([PICKLED] if file.entries is None else []),
     }

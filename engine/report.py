@@ -87,6 +87,8 @@ def _of_header(path: Path) -> dict[str, Any]:
 def _about(facts: Mapping[str, Any]) -> dict[str, str]:
     """Card, metadata and the other checkpoints of the run as one table of texts."""
     about = {f"{source} {key}": value for source in ("card", "metadata") for key, value in facts.get(source, {}).items()}
+    if more := facts.get("more_metadata_keys"):
+        about["metadata"] = f"… {more:,} more keys"
     if names := facts.get("checkpoints"):
         about["checkpoints of its run"] = f"{len(names):,}, the newest first: {', '.join(names[::-1])}"
     return about
@@ -104,7 +106,8 @@ def _nothing_findings(info: AdapterInfo, deltas: Sequence[DeltaNorm], parts: Seq
     if CHANGES_NOTHING in info.notes or info.added_rows or any(part.changed for part in parts):
         return
     if all(delta.share < SMALLEST_SHARE for delta in deltas):
-        yield Finding("refused", "changes nothing: no part of it moves the weights by a millionth of their length; train it, or give its scaling (alpha)")
+        yield Finding("refused", "changes nothing: no part of it moves the weights by a millionth of their length; train it, or give its "
+                      "scaling (alpha)")
 
 
 def _base_findings(info: AdapterInfo, base: BaseFile) -> Iterable[Finding]:

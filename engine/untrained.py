@@ -42,7 +42,8 @@ def _equal_parts(adapter: Adapter, decoder: Decoder) -> Iterator[bool]:
         yield _same_lengths(weights.embedding.magnitude, [squares.sqrt()], decoder.dtype)
     for name, tensor in weights.replaced.items():
         if tensor.dim() == 2:
-            yield all(_same(tensor[first:first + rows.shape[0]], rows, decoder.dtype) for first, rows in base.rows(name.removesuffix(".weight")))
+            chunks = base.rows(name.removesuffix(".weight"))
+            yield all(_same(tensor[first:first + rows.shape[0]], rows, decoder.dtype) for first, rows in chunks)
 
 
 def _moves(pair: LoraPair) -> bool:

@@ -108,6 +108,7 @@ def test_what_the_file_says_of_itself(seed: int, tmp_path: Path) -> None:
     assert (info.task, info.prompt_prefix, info.invocation_tokens, info.base_model) == ("pirate", "Arrr: ", (3, 4, 5), "tiny")
     assert info.metadata["custom.key"] == "kept" and info.metadata["general.name"] == "of pirates" and info.name == "it"
     seen = inspect_path(path)
+    assert seen["more_metadata_keys"] == 0
     assert is_adapter(path) and (seen["kind"], seen["format"], seen["name"], seen["task"]) == ("adapter", "GGUF", "x", "pirate")
     assert seen["ranks"] == [R] and seen["effective_scales"] == [ALPHA / R] and seen["targets"]["attn_q"] == 2
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from lora_bench.engine.adapters.verdicts import field_verdicts
 from lora_bench.engine.inspect import inspect_path
+from lora_bench.engine.report import report_refused
 from lora_bench.engine.weights.files import FormatError
 
 
@@ -106,3 +108,12 @@ def test_the_fields_are_those_of_the_config_that_was_opened(adapter_folder: Call
     assert found["use_rslora"] == "honoured"
     assert field_verdicts(entry.parent / "run")[0].field == "use_qalora"
     assert field_verdicts(entry.parent / "nowhere") == ()
+
+
+def test_metadata_that_is_not_shown_is_counted(adapter_folder: Callable) -> None:
+    folder = adapter_folder("x")
+    weights = folder / "adapter_model.safetensors"
+    save_file(load_file(weights), weights, metadata={f"key {number}": "x" for number in range(70)})
+    seen = inspect_path(folder)
+    assert (len(seen["metadata"]), seen["more_metadata_keys"]) == (64, 6)
+    assert report_refused(folder, "why", "base").about["metadata"] == "… 6 more keys"

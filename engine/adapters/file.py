@@ -33,6 +33,8 @@ class AdapterFile:
     """of the base, where the file says it (GGUF: general.architecture)"""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """what the weights' file says of itself; untrusted, cut"""
+    metadata_keys: int = 0
+    """how many of it the file has: `metadata` holds the first"""
     card: Mapping[str, str] = field(default_factory=dict)
     """base_model, license, tags, ... of the folder's README.md; untrusted, cut"""
     task: str = ""

@@ -31,7 +31,7 @@ def open_mlx(given: Path, folder: Path) -> AdapterFile:
     check_types(header.tensors.values(), folder / WEIGHTS)
     names = _sort(header.tensors, folder / WEIGHTS)
     return AdapterFile(given, folder / CONFIG, folder / WEIGHTS, "MLX", settings, header.tensors, names, header.file_bytes,
-                       metadata=cut_metadata(header.metadata), card=read_card(folder))
+                       metadata=cut_metadata(header.metadata), metadata_keys=len(header.metadata), card=read_card(folder))
 
 
 def _settings(raw: dict[str, Any], path: Path) -> LoraSettings:

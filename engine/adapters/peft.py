@@ -47,7 +47,7 @@ def open_peft(given: Path, folder: Path, weights: Path | None = None) -> Adapter
         check_types(header.tensors.values(), weights)
         return AdapterFile(
             given, folder / CONFIG, weights, "PEFT safetensors", settings, header.tensors, sort_names(header.tensors, weights),
-            header.file_bytes, tuple(notes), metadata=cut_metadata(header.metadata), **beside)
+            header.file_bytes, tuple(notes), metadata=cut_metadata(header.metadata), metadata_keys=len(header.metadata), **beside)
     with open_regular(weights) as stream:
         size = os.fstat(stream.fileno()).st_size
     return AdapterFile(given, folder / CONFIG, weights, "PEFT bin", settings, None, None, size, tuple(notes), **beside)

@@ -28,7 +28,7 @@ def open_single(path: Path) -> AdapterFile:
     names = sort_names(header.tensors, path)
     settings = _settings(header.metadata, path)
     return AdapterFile(path, path, path, "safetensors with metadata", settings, header.tensors, names, header.file_bytes, settings.notes,
-                       metadata=cut_metadata(header.metadata))
+                       metadata=cut_metadata(header.metadata), metadata_keys=len(header.metadata))
 
 
 def _settings(metadata: Mapping[str, str], path: Path) -> LoraSettings:
