@@ -32,7 +32,7 @@ def load_table() -> str:
                         "safetensors weights, one file or shards"),
         ("architectures, GGUF", _codes(ARCHITECTURES_GGUF)),
         ("architectures, folders", f"{_codes(ARCHITECTURES_CONFIG)}; the language model inside {_codes(WRAPPED)}"),
-        ("RoPE scaling", _codes(CONFIG_KINDS)),
+        ("RoPE scaling", f"{_codes(CONFIG_KINDS)}; `dynamic` acts beyond the trained context only, where contexts end here"),
         ("weights", f"{', '.join(plain)}; in a GGUF also {', '.join(packed)}"),
         ("tokenizers", "`tokenizer.json`, else SentencePiece's `tokenizer.model`, else `vocab.json` with `merges.txt`; in a GGUF "
          + ", ".join(f"`{name}` ({TOKENIZERS[name]})" for name in MODELS)),
