@@ -195,7 +195,8 @@ def _where(error: BaseException) -> str:
 
 
 def _clock(path: Path) -> mmap.mmap:
-    path.write_bytes(bytes(CLOCK.size))
+    if not path.exists():  # who watches this process made it, and reads it at any moment
+        path.write_bytes(bytes(CLOCK.size))
     with path.open("r+b") as stream:
         return mmap.mmap(stream.fileno(), CLOCK.size)
 
