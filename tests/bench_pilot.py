@@ -74,3 +74,18 @@ def screen_text(app: BenchApp) -> str:
     """All characters of the screen as they are drawn, line by line."""
     compositor = app.screen._compositor
     return "\n".join("".join(segment.text for segment in strip) for strip in compositor.render_strips())
+
+
+def uses(*pairs: tuple[str, float]) -> p.Mix:
+    """The mix of these names and scales."""
+    return tuple(p.AdapterUse(name, scale) for name, scale in pairs)
+
+
+def last_mix(app: BenchApp) -> p.Mix:
+    """The mix that the engine was told last."""
+    return app.engine.of(p.SetMix)[-1].mix
+
+
+async def idle(pilot: Pilot) -> None:
+    """Nothing runs, nor did a moment ago: Esc changes panes."""
+    await wait_until(pilot, lambda: not pilot.app.screen.check_action("stop", ()))

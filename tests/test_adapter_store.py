@@ -1,7 +1,6 @@
-"""Names over three tiers: one copy, honest events, nothing lost by a failure; and random commands against a naive model."""
+"""Names over three tiers: one copy, honest events, nothing lost by a failure."""
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,21 +8,15 @@ from threading import Thread
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from safetensors.torch import save_file
+from store_bench import BYTES, StoreBench, Words
 
-from lora_bench.engine.adapter_store import AdapterStore
 from lora_bench.engine.adapters.errors import AdapterError
-from lora_bench.engine.models.decoder import Decoder
-from lora_bench.engine.models.facts import ModelFacts, tensor_shapes
+from lora_bench.engine.models.facts import ModelFacts
 from lora_bench.engine.protocol import (
     AdapterChanged,
     AdapterLoaded,
     AdapterUnloaded,
     AdapterUnloading,
-    Event,
     HostEvicted,
     HostLoaded,
     SlotEvicted,
@@ -33,41 +26,15 @@ from lora_bench.engine.protocol import (
 from lora_bench.engine.slot_pool import MixTooLarge, SlotsBusy
 
 Folder = Callable[..., Path]
-BYTES = 2 * (4 * 24 + 36 * 4 + 4 * 24 + 12 * 4) * 4
-"""of the folder fixture's usual adapter: rank 4 on q and v of two layers, fp32"""
-
-
-class _Words:
-    """A tokenizer whose tokens are words "t5"."""
-
-    def encode(self, text: str, special: bool) -> list[int]:
-        return [int(word[1:]) for word in text.split()]
-
-    def decode(self, ids: object, special: bool) -> str:
-        return " ".join(f"t{number}" for number in ids)  # type: ignore[attr-defined]
-
-
-class _Bench:
-    def __init__(self, facts: ModelFacts, slots: int = 2, host_bytes: int = 10 * BYTES) -> None:
-        self.events: list[Event] = []
-        words = _Words()
-        weights = {name: torch.randn(shape) for name, shape in tensor_shapes(facts).items()}
-        self.store = AdapterStore(Decoder(facts, weights, 16), slots, host_bytes, self.events.append, words)  # type: ignore[arg-type]
-
-    def seen(self, kind: type) -> list[Event]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    def tiers(self) -> dict[str, str]:
-        return {view.info.name: view.tier for view in self.store.adapter_views()}
 
 
 @pytest.fixture
-def bench(tiny_facts: ModelFacts) -> _Bench:
-    return _Bench(tiny_facts)
+def bench(tiny_facts: ModelFacts) -> StoreBench:
+    return StoreBench(tiny_facts)
 
 
 # -- loading -------------------------------------------------------------------------------------
-def test_loading_takes_the_folder_s_name_or_the_next_free_one(bench: _Bench, adapter_folder: Folder) -> None:
+def test_loading_takes_the_folder_s_name_or_the_next_free_one(bench: StoreBench, adapter_folder: Folder) -> None:
     assert bench.store.load(adapter_folder("x/style")).name == "style"
     assert bench.store.load(adapter_folder("y/style")).name == "style-2"
     assert bench.store.load(adapter_folder("z/style")).name == "style-3"
@@ -77,7 +44,7 @@ def test_loading_takes_the_folder_s_name_or_the_next_free_one(bench: _Bench, ada
     assert [type(event) for event in bench.events] == [HostLoaded, AdapterLoaded] * 4
 
 
-def test_the_same_content_again_is_one_copy_and_is_said(bench: _Bench, adapter_folder: Folder) -> None:
+def test_the_same_content_again_is_one_copy_and_is_said(bench: StoreBench, adapter_folder: Folder) -> None:
     folder = adapter_folder("style")
     bench.store.load(folder)
     again = bench.store.load(folder)
@@ -89,7 +56,7 @@ def test_the_same_content_again_is_one_copy_and_is_said(bench: _Bench, adapter_f
     assert any("the same content as 'style'" in note for note in other.notes)
 
 
-def test_a_name_is_not_taken_by_other_content(bench: _Bench, adapter_folder: Folder) -> None:
+def test_a_name_is_not_taken_by_other_content(bench: StoreBench, adapter_folder: Folder) -> None:
     bench.store.load(adapter_folder("one"), "it")
     bench.events.clear()
     with pytest.raises(AdapterError, match="the name 'it' is taken by other content"):
@@ -100,13 +67,13 @@ def test_a_name_is_not_taken_by_other_content(bench: _Bench, adapter_folder: Fol
 
 
 def test_an_adapter_larger_than_the_host_tier_is_refused_with_the_numbers(tiny_facts: ModelFacts, adapter_folder: Folder) -> None:
-    bench = _Bench(tiny_facts, host_bytes=BYTES - 1)
+    bench = StoreBench(tiny_facts, host_bytes=BYTES - 1)
     with pytest.raises(AdapterError, match=f"takes {BYTES:,} bytes, the host cache holds {BYTES - 1:,}"):
         bench.store.load(adapter_folder("style"))
     assert bench.events == [] and not bench.store.infos
 
 
-def test_loads_at_once_make_one_copy(bench: _Bench, adapter_folder: Folder) -> None:
+def test_loads_at_once_make_one_copy(bench: StoreBench, adapter_folder: Folder) -> None:
     folder = adapter_folder("style")
     threads = [Thread(target=bench.store.load, args=(folder, "it")) for _ in range(8)]
     for thread in threads:
@@ -118,7 +85,7 @@ def test_loads_at_once_make_one_copy(bench: _Bench, adapter_folder: Folder) -> N
 
 
 def test_a_rank_far_over_the_matrix_costs_no_more_than_the_matrix(tiny_facts: ModelFacts, adapter_folder: Folder) -> None:
-    bench = _Bench(tiny_facts, host_bytes=1 << 30)
+    bench = StoreBench(tiny_facts, host_bytes=1 << 30)
     rank = 40_000  # squared it would be 6 GiB in fp32
     ones = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{half}.weight": torch.full(shape, 1e-3)
             for half, shape in (("A", (rank, 24)), ("B", (36, rank)))}
@@ -128,7 +95,7 @@ def test_a_rank_far_over_the_matrix_costs_no_more_than_the_matrix(tiny_facts: Mo
 
 # -- tiers ---------------------------------------------------------------------------------------
 def test_moves_between_tiers_are_told_with_their_cause(tiny_facts: ModelFacts, adapter_folder: Folder) -> None:
-    bench = _Bench(tiny_facts, slots=1, host_bytes=2 * BYTES)
+    bench = StoreBench(tiny_facts, slots=1, host_bytes=2 * BYTES)
     for name in "abc":
         bench.store.load(adapter_folder(name))
     assert bench.seen(HostEvicted) == [HostEvicted("a", BYTES, f"c needed {BYTES:,} bytes of {2 * BYTES:,}")]
@@ -147,7 +114,7 @@ def test_moves_between_tiers_are_told_with_their_cause(tiny_facts: ModelFacts, a
 
 
 def test_a_file_that_changed_or_went_is_said_when_it_must_be_read_again(tiny_facts: ModelFacts, adapter_folder: Folder) -> None:
-    bench = _Bench(tiny_facts, slots=1, host_bytes=BYTES)
+    bench = StoreBench(tiny_facts, slots=1, host_bytes=BYTES)
     bench.store.load(adapter_folder("one"))
     bench.store.acquire(["one"], 1, "request 1")
     adapter_folder("one")  # other random weights in the same place
@@ -167,7 +134,7 @@ def test_a_file_that_changed_or_went_is_said_when_it_must_be_read_again(tiny_fac
     assert bench.seen(SlotTouched) == [SlotTouched(0, "two")]
 
 
-def test_a_refused_mix_changes_nothing(bench: _Bench, adapter_folder: Folder) -> None:
+def test_a_refused_mix_changes_nothing(bench: StoreBench, adapter_folder: Folder) -> None:
     for name in "abc":
         bench.store.load(adapter_folder(name))
     bench.store.acquire(["a"], 1, "request 1")
@@ -181,7 +148,7 @@ def test_a_refused_mix_changes_nothing(bench: _Bench, adapter_folder: Folder) ->
     assert bench.events == [] and [(v.adapter, v.users) for v in before] == [(v.adapter, v.users) for v in after]
 
 
-def test_a_pinned_adapter_keeps_its_slot(bench: _Bench, adapter_folder: Folder) -> None:
+def test_a_pinned_adapter_keeps_its_slot(bench: StoreBench, adapter_folder: Folder) -> None:
     for name in "abc":
         bench.store.load(adapter_folder(name))
     bench.store.acquire(["a", "b"], None, "the mix")
@@ -195,7 +162,7 @@ def test_a_pinned_adapter_keeps_its_slot(bench: _Bench, adapter_folder: Folder) 
 
 
 # -- unloading -----------------------------------------------------------------------------------
-def test_unloading_frees_and_waits_for_requests(bench: _Bench, adapter_folder: Folder) -> None:
+def test_unloading_frees_and_waits_for_requests(bench: StoreBench, adapter_folder: Folder) -> None:
     folder = adapter_folder("a")
     bench.store.load(folder)
     bench.store.acquire(["a"], 7, "request 7")
@@ -216,7 +183,7 @@ def test_unloading_frees_and_waits_for_requests(bench: _Bench, adapter_folder: F
         bench.store.unload("a")
 
 
-def test_a_mix_changed_away_from_a_leaving_adapter_lets_it_go(bench: _Bench, adapter_folder: Folder) -> None:
+def test_a_mix_changed_away_from_a_leaving_adapter_lets_it_go(bench: StoreBench, adapter_folder: Folder) -> None:
     bench.store.load(adapter_folder("a"))
     bench.store.acquire(["a"], 7, "request 7")
     bench.store.unload("a")
@@ -224,7 +191,7 @@ def test_a_mix_changed_away_from_a_leaving_adapter_lets_it_go(bench: _Bench, ada
     assert bench.seen(AdapterUnloaded) == [AdapterUnloaded("a", 2 * BYTES)]
 
 
-def test_new_content_under_an_old_name(bench: _Bench, adapter_folder: Folder) -> None:
+def test_new_content_under_an_old_name(bench: StoreBench, adapter_folder: Folder) -> None:
     old = bench.store.load(adapter_folder("a"))
     bench.store.acquire(["a"], None, "the mix")
     routing = bench.store.routing(["a"])
@@ -237,7 +204,7 @@ def test_new_content_under_an_old_name(bench: _Bench, adapter_folder: Folder) ->
 
 
 # -- the rest ------------------------------------------------------------------------------------
-def test_routing_is_ordered_by_digest_whatever_the_order_of_names(bench: _Bench, adapter_folder: Folder) -> None:
+def test_routing_is_ordered_by_digest_whatever_the_order_of_names(bench: StoreBench, adapter_folder: Folder) -> None:
     infos = [bench.store.load(adapter_folder(name)) for name in "ab"]
     with pytest.raises(LookupError, match="acquire them first"):
         bench.store.routing(["a"])
@@ -248,7 +215,7 @@ def test_routing_is_ordered_by_digest_whatever_the_order_of_names(bench: _Bench,
     assert bench.store.routing(()) is None
 
 
-def test_an_invocation_is_shown_set_and_taken_away(bench: _Bench, adapter_folder: Folder) -> None:
+def test_an_invocation_is_shown_set_and_taken_away(bench: StoreBench, adapter_folder: Folder) -> None:
     assert bench.store.load(adapter_folder("a", alora_invocation_tokens=[3, 4])).invocation == "t3 t4"
     assert bench.store.set_invocation("a", "t5 t6 t7").invocation_tokens == (5, 6, 7)
     bench.store.set_invocation("a", "t5 t6 t7")
@@ -261,155 +228,18 @@ def test_an_invocation_is_shown_set_and_taken_away(bench: _Bench, adapter_folder
 
 
 def test_the_same_invocation_text_keeps_the_ids_of_the_file(
-    bench: _Bench, adapter_folder: Folder, monkeypatch: pytest.MonkeyPatch,
+    bench: StoreBench, adapter_folder: Folder, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench.store.load(adapter_folder("a", alora_invocation_tokens=[3, 4]))
-    monkeypatch.setattr(_Words, "encode", lambda self, text, special: [9])  # the base would tokenise the text otherwise
+    monkeypatch.setattr(Words, "encode", lambda self, text, special: [9])  # the base would tokenise the text otherwise
     assert bench.store.set_invocation("a", "t3 t4").invocation_tokens == (3, 4)
     assert not bench.seen(AdapterChanged)
 
 
 def test_clearing_tells_what_each_adapter_really_freed(tiny_facts: ModelFacts, adapter_folder: Folder) -> None:
-    bench = _Bench(tiny_facts, host_bytes=BYTES)
+    bench = StoreBench(tiny_facts, host_bytes=BYTES)
     for name in ("a", "b"):
         bench.store.load(adapter_folder(name))  # the second sends the first back to disk
     bench.store.clear()
     assert [(event.name, event.freed_bytes) for event in bench.seen(AdapterUnloaded)] == [("a", 0), ("b", BYTES)]
     assert not bench.store.adapter_views()
-
-
-# -- random commands against a naive model -------------------------------------------------------
-NAMES = st.sampled_from("abcd")
-USERS = st.integers(1, 3)
-
-
-class StoreMachine(RuleBasedStateMachine):
-    """Three slots, a host tier of two adapters, four adapters, three requests. The model keeps sets and checks promises, not order."""
-
-    folder: Path
-    facts: ModelFacts
-
-    @initialize()
-    def begin(self) -> None:
-        self.bench = _Bench(self.facts, slots=3, host_bytes=2 * BYTES)
-        self.loaded: set[str] = set()
-        self.leaving: set[str] = set()
-        self.pinned: set[str] = set()
-        self.held: dict[int, set[str]] = {}
-
-    def _users(self, name: str) -> list[int]:
-        return [user for user, names in self.held.items() if name in names]
-
-    def _settle(self) -> None:
-        gone = {name for name in self.leaving if not self._users(name)}
-        self.leaving -= gone
-        self.loaded -= gone
-        self.pinned -= gone
-
-    @rule(name=NAMES)
-    def load(self, name: str) -> None:
-        if name in self.leaving:
-            with pytest.raises(AdapterError):
-                self.bench.store.load(self.folder / name, name)
-        else:
-            self.bench.store.load(self.folder / name, name)
-            self.loaded.add(name)
-
-    @rule(name=NAMES)
-    def unload(self, name: str) -> None:
-        if name not in self.loaded or name in self.leaving:
-            with pytest.raises(AdapterError):
-                self.bench.store.unload(name)
-            return
-        self.bench.store.unload(name)
-        self.leaving.add(name)
-        self._settle()
-
-    @rule(name=NAMES, pinned=st.booleans())
-    def pin(self, name: str, pinned: bool) -> None:
-        if name in self.loaded:
-            self.bench.store.pin(name, pinned)
-            (self.pinned.add if pinned else self.pinned.discard)(name)
-
-    @rule(names=st.sets(NAMES, max_size=4), user=st.none() | USERS)
-    def acquire(self, names: set[str], user: int | None) -> None:
-        store = self.bench.store
-        before = {view.adapter for view in store.slot_views()} - {""}
-        in_use = set().union(*(held for other, held in self.held.items() if other != user))
-        fixed = (in_use | (self.pinned & before)) - names
-        unknown = any(name not in self.loaded or (name in self.leaving and user not in self._users(name)) for name in names)
-        if unknown or len(names) + len(fixed & before) > 3:
-            events = len(self.bench.events)
-            with pytest.raises((AdapterError, MixTooLarge, SlotsBusy)):
-                store.acquire(names, user, "a test")
-            assert len(self.bench.events) == events
-            return
-        store.acquire(names, user, "a test")
-        after = {view.adapter for view in store.slot_views()} - {""}
-        if user is not None:
-            self.held[user] = set(names)
-        self._settle()
-        assert names - set(store.infos) <= set() and names & set(store.infos) <= after
-        assert (fixed & before & self.loaded) <= after
-
-    @rule(user=USERS)
-    def release(self, user: int) -> None:
-        self.bench.store.release(user)
-        self.held.pop(user, None)
-        self._settle()
-
-    @invariant()
-    def promises_hold(self) -> None:
-        if not hasattr(self, "bench"):
-            return
-        store = self.bench.store
-        assert set(store.infos) == self.loaded
-        resident = {view.adapter: view for view in store.slot_views() if view.adapter}
-        assert set(resident) <= self.loaded
-        for name, view in resident.items():
-            assert view.users == len(self._users(name)) and view.pinned == (name in self.pinned)
-        assert all(name in resident for names in self.held.values() for name in names)
-        host = store.host_view()
-        assert host.used_bytes == len(host.adapters) * BYTES <= host.limit_bytes and set(host.adapters) <= self.loaded
-        for view in store.adapter_views():
-            expected = "slot" if view.info.name in resident else "host" if view.info.name in host.adapters else "disk"
-            assert view.tier == expected
-        if resident:
-            assert store.routing(resident) is not None
-
-    @invariant()
-    def events_tell_the_same_story(self) -> None:
-        if not hasattr(self, "bench"):
-            return
-        slots, host = {}, set()
-        for event in self.bench.events:
-            match event:
-                case SlotLoaded():
-                    assert event.slot not in slots
-                    slots[event.slot] = event.adapter
-                case SlotEvicted():
-                    assert slots.pop(event.slot) == event.adapter
-                case HostLoaded():
-                    host.add(event.adapter)
-                case HostEvicted():
-                    host.remove(event.adapter)
-                case AdapterUnloaded():
-                    slots = {slot: name for slot, name in slots.items() if name != event.name}
-                    host.discard(event.name)
-        store = self.bench.store
-        assert slots == {view.slot: view.adapter for view in store.slot_views() if view.adapter}
-        assert host == set(store.host_view().adapters)
-
-
-def test_random_commands_keep_every_promise(tmp_path: Path, tiny_facts: ModelFacts) -> None:
-    for name in "abcd":
-        (tmp_path / name).mkdir()
-        config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]}
-        (tmp_path / name / "adapter_config.json").write_text(json.dumps(config))
-        save_file({f"base_model.model.model.layers.{layer}.self_attn.{kind}_proj.lora_{half}.weight": torch.randn(shape)
-                   for layer in range(2) for kind, out in (("q", 36), ("v", 12)) for half, shape in (("A", (4, 24)), ("B", (out, 4)))},
-                  tmp_path / name / "adapter_model.safetensors")
-    StoreMachine.folder, StoreMachine.facts = tmp_path, tiny_facts
-    case = StoreMachine.TestCase
-    case.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
-    case().runTest()
