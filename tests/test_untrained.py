@@ -54,8 +54,9 @@ def test_loading_and_checking_say_what_changes_nothing(model: Any, base: Path, t
     noted = {kind: CHANGES_NOTHING in engine.load_adapter(path).notes for kind, path in zip(KINDS, paths, strict=True)}
     assert noted == dict.fromkeys(KINDS, not trained)
     result = run_check(str(base), paths, effect=False, device="cpu", dtype="fp32")
-    assert [[finding["text"] for finding in report["findings"]].count(CHANGES_NOTHING) for report in result["reports"]] == [not trained] * len(KINDS)
-    assert [all(finding["level"] != "refused" for finding in report["findings"]) for report in result["reports"]] == [trained] * len(KINDS)
+    findings = [report["findings"] for report in result["reports"]]
+    assert [[finding["text"] for finding in found].count(CHANGES_NOTHING) for found in findings] == [not trained] * len(KINDS)
+    assert [all(finding["level"] != "refused" for finding in found) for found in findings] == [trained] * len(KINDS)
 
 
 @pytest.mark.parametrize("kind", ["dora", "saved", "trained tokens"])
@@ -87,7 +88,8 @@ def test_the_checkpoint_of_a_run_that_is_opened_is_no_warning(model: Any, base: 
 
 def test_norms_that_are_not_finite_are_shown_so() -> None:
     inf = float("inf")
-    deltas = (DeltaNorm("layer 0", inf, 2.0), DeltaNorm("layer 1", 1.0, 2.0), DeltaNorm("norms and biases", 1.0, 0.0), DeltaNorm("lm_head", inf - inf, 1.0))
+    deltas = (DeltaNorm("layer 0", inf, 2.0), DeltaNorm("layer 1", 1.0, 2.0), DeltaNorm("norms and biases", 1.0, 0.0),
+              DeltaNorm("lm_head", inf - inf, 1.0))
     shown = "\n".join(sections(CheckReport("p", "n", "m", deltas=deltas), 100)[-1].lines)
     assert shown.count("not finite") == 2 and shown.count("new") == 1 and "largest 50.00%" in shown
     assert "largest" not in sections(CheckReport("p", "n", "m", deltas=deltas[:1]), 100)[-1].lines[0]
