@@ -319,14 +319,19 @@ class Engine:
 
     def _accept(self, request: Request, token: int) -> None:
         if token < 0:
-            self._fail(request, f"the model computed numbers that are not finite at token {len(request.ids)} (mix: "
-                                f"{', '.join(f'{use.name} x {use.scale:g}' for use in request.mix.mix) or 'none'}); lower the scales")
+            self._fail(request, f"the model computed numbers that are not finite at token {len(request.ids)} {self._advice(request)}")
             return
         text, reason = request.accept(token)
         if text or reason is None:
             self._emit(TextDelta(request.id, text, request.new_tokens))
         if reason is not None:
             self._finish(request, reason)
+
+    def _advice(self, request: Request) -> str:
+        if uses := [f"{use.name} x {use.scale:g}" for use in request.mix.mix if use.scale != 0]:
+            return f"(mix: {', '.join(uses)}); lower the scales"
+        wider = "load it with --dtype fp32, or get" if self.model.info.dtype != "fp32" else "get"
+        return f"with no adapter in its mix: that is the base's own doing; {wider} another copy of the base"
 
     def _finish(self, request: Request, reason: Reason) -> None:
         self._forget(request)

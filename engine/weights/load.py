@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from math import isnan
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ...kernels.packed import PackedRows, PackedWeight, convert_
-from ...kernels.quant import QUANT_TYPES, swap_byte_order_
+from ...kernels.quant import QUANT_TYPES, dequantize, largest, swap_byte_order_
 from ...kernels.weights import Weight
 from ..base_parts import BaseFile
 from ..models.names import permuted_heads
 from .entry import TensorEntry
-from .files import FormatError, open_regular
+from .files import FormatError, open_regular, show
 from .memory import stays_packed
 
 CHUNK_BYTES = 1 << 20
@@ -37,7 +38,8 @@ def load_weights(
     With `packed`, matrices that are smaller as they are in the file stay so (PackedWeight). Factors of RoPE are float32, and so are norms
     of models whose files lack an offset of them (facts.norm_offset), which is added.
     `progress` gets the tensor's name, bytes done and bytes in all, about once a megabyte; `cancelled` is asked as often. Takes the
-    memory of the result and of one tensor more. Raises LoadCancelled; FormatError when the file changed since it was opened; OSError.
+    memory of the result and of one tensor more. Raises LoadCancelled; FormatError when the file changed since it was opened, and for a
+    number that is not finite in the dtype (attention on the CPU would hide it in finite, wrong logits); OSError.
     """
     total = sum(entry.nbytes for entry in base.tensors.values())
     done = 0
@@ -55,12 +57,13 @@ def load_weights(
         for name, entry in sorted(base.tensors.items(), key=lambda item: (str(item[1].file), item[1].offset)):
             if entry.file not in streams:
                 streams[entry.file] = open_regular(entry.file)
-            pieces = _read(entry, streams[entry.file], lambda count, name=name: advance(name, count))
+            kept = torch.float32 if _kept_wide(name, base) else dtype
+            pieces = _read(entry, streams[entry.file], kept, lambda count, name=name: advance(name, count))
             if packed and stays_packed(entry, dtype.itemsize):
                 data = _gather_bytes(entry, pieces, torch.device(device))
                 result[name] = PackedWeight((PackedRows(entry.type, _hugging_face_rows(name, data, base)),), dtype)
             else:
-                tensor = _gather_numbers(entry, pieces, torch.device(device), torch.float32 if _kept_wide(name, base) else dtype)
+                tensor = _gather_numbers(entry, pieces, torch.device(device), kept)
                 result[name] = _whole_norm(name, _hugging_face_rows(name, tensor, base), base)
     finally:
         for stream in streams.values():
@@ -68,8 +71,8 @@ def load_weights(
     return result
 
 
-def _read(entry: TensorEntry, stream: BinaryIO, advance: Callable[[int], None]) -> Iterator[Tensor]:
-    """The bytes of a tensor, little endian, in pieces of whole blocks; each is overwritten by the next."""
+def _read(entry: TensorEntry, stream: BinaryIO, dtype: torch.dtype, advance: Callable[[int], None]) -> Iterator[Tensor]:
+    """The bytes of a tensor whose numbers are finite in `dtype`, little endian, in whole blocks; each piece is overwritten by the next."""
     if os.fstat(stream.fileno()).st_size < entry.offset + entry.nbytes:
         raise _changed(entry)
     block_bytes = QUANT_TYPES[entry.type].block_bytes
@@ -82,6 +85,7 @@ def _read(entry: TensorEntry, stream: BinaryIO, advance: Callable[[int], None]) 
             raise _changed(entry)
         if entry.big_endian:
             swap_byte_order_(data, entry.type)
+        _check_finite(data, entry, dtype)
         yield data
         advance(data.numel())
 
@@ -105,6 +109,20 @@ def _gather_bytes(entry: TensorEntry, pieces: Iterator[Tensor], device: torch.de
         flat[first:first + data.numel()].copy_(data)
         first += data.numel()
     return flat.view(entry.shape[0], -1)
+
+
+def _check_finite(data: Tensor, entry: TensorEntry, dtype: torch.dtype) -> None:
+    """Raises FormatError for packed bytes with a number that is not finite in `dtype`. The bound is enough for all but odd files."""
+    bound = largest(data, entry.type)
+    if bound <= torch.finfo(dtype).max:
+        return
+    numbers = dequantize(data, entry.type)
+    what = f"{entry.file}: tensor {show(entry.name)} holds numbers that are"
+    if isnan(bound) or not numbers.isfinite().all():
+        raise FormatError(f"{what} not finite (NaN or infinity), so nothing computed with it could be right; the file is damaged, or its "
+                          "training or conversion failed: get another copy of it")
+    if not numbers.to(dtype).isfinite().all():
+        raise FormatError(f"{what} too large for {str(dtype).removeprefix('torch.')}; load the base with --dtype fp32")
 
 
 def _changed(entry: TensorEntry) -> FormatError:
