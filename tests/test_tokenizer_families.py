@@ -5,10 +5,11 @@ tokenizer.json as the library computes it, and the GGUF metadata written of it, 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from tokenizer_families import FAMILIES, SPECIAL, gguf_metadata, of_fast, of_source, sentence_piece, texts
+from tokenizer_families import FAMILIES, SPECIAL, gguf_metadata, of_fast, of_source, sentence_piece, texts, unigram, unigram_metadata
 from tokenizers import Tokenizer as Fast
 
 from lora_bench.engine.base_parts import TokenizerSource
@@ -44,6 +45,16 @@ def test_sentence_piece_families(prefix: bool, tmp_path: Path, seed: int) -> Non
     fast = sentence_piece(prefix)
     metadata = gguf_metadata(fast, add_space_prefix=prefix)
     same(fast, [of_fast(fast, tmp_path), of_source(TokenizerSource(metadata=metadata), 4096)], seed)
+
+
+@pytest.mark.parametrize("clean", [False, True], ids=["spaces kept", "spaces cleaned"])
+def test_unigram_family(clean: bool, seed: int) -> None:
+    fast = unigram()
+    fast.encode_special_tokens = True
+    ours = of_source(TokenizerSource(metadata=unigram_metadata(fast, clean)), 4096)
+    for text in [*texts(seed), " x", "  x  y ", "\n x", " \tx\n "]:
+        cleaned = re.sub(" {2,}", " ", text).strip(" ") if clean else text
+        assert ours.encode(text, special=False) == fast.encode(cleaned, add_special_tokens=False).ids, text
 
 
 def test_long_runs_take_no_quadratic_time(tmp_path: Path) -> None:

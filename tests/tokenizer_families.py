@@ -78,6 +78,27 @@ def sentence_piece(prefix: bool) -> Fast:
     return _finished(fast)
 
 
+def unigram() -> Fast:
+    """Unigram over whole text, as such SentencePiece models are: a space in front of all text, also of text that begins with one."""
+    fast = Fast(models.Unigram())
+    fast.normalizer = normalizers.Replace(" ", "▁")
+    fast.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=False)
+    fast.train_from_iterator(corpus(), trainers.UnigramTrainer(
+        vocab_size=700, unk_token="<unk>", special_tokens=["<unk>", "<s>", "</s>"], show_progress=False))
+    fast.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    fast.pre_tokenizer = None
+    return fast
+
+
+def unigram_metadata(fast: Fast, clean: bool) -> dict[str, Any]:
+    """What a converter writes of it: the pieces in order with their scores."""
+    tokens, scores = zip(*json.loads(fast.to_str())["model"]["vocab"], strict=True)
+    kinds = [2 if token == "<unk>" else 3 if token in SPECIAL else 1 for token in tokens]
+    metadata = {"model": "t5", "tokens": list(tokens), "scores": list(scores), "token_type": kinds, "add_space_prefix": True,
+                "remove_extra_whitespaces": clean}
+    return {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+
+
 def _finished(fast: Fast) -> Fast:
     fast.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in SPECIAL])
     fast.add_tokens([AddedToken(text, normalized=False) for text in ADDED])

@@ -14,6 +14,8 @@ UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
 """token types, the same in SentencePiece and in GGUF, that are treated apart; 1 is a plain piece"""
 SPACE = "▁"
 DOUBLE_SPACES = " {2,}"
+OUTER_SPACES = r"\A +| +\z"
+"""spaces alone: other white space stays unless the character map makes spaces of it, as SentencePiece and llama.cpp have it"""
 MAX_PIECE = 512
 """characters of a piece; SentencePiece makes none longer than 16 unless told to, and 512 at most"""
 
@@ -68,7 +70,7 @@ def _ends(metadata: Mapping[str, Any], tidy: bool, source: object) -> tuple[Any,
     if charsmap is not None and charsmap != b"":
         steps.append(normalizers.Precompiled(_charsmap(charsmap, source)))
     if metadata.get("tokenizer.ggml.remove_extra_whitespaces", tidy):
-        steps += [normalizers.Strip(left=True, right=True), normalizers.Replace(Regex(DOUBLE_SPACES), " ")]
+        steps += [normalizers.Replace(Regex(OUTER_SPACES), ""), normalizers.Replace(Regex(DOUBLE_SPACES), " ")]
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
     steps += [normalizers.Prepend(SPACE)] if prefix else []
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
