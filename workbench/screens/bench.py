@@ -87,8 +87,8 @@ class BenchScreen(Screen):
         await self.show()
 
     def on_key(self, event: events.Key) -> None:
-        """A letter that no pane waits for belongs to the prompt."""
-        if self.focused is None and event.is_printable and event.character:
+        """A letter that no pane waits for belongs to the prompt; it takes those it gets itself, so it had no focus yet when this was typed."""
+        if (self.focused is None or isinstance(self.focused, Prompt)) and event.is_printable and event.character:
             event.stop()
             event.prevent_default()
             self.query_one(Prompt).insert(event.character)
