@@ -87,7 +87,7 @@ class BenchScreen(Screen):
         await self.show()
 
     def on_key(self, event: events.Key) -> None:
-        """A letter that no pane waits for belongs to the prompt; it takes those it gets itself, so it had no focus yet when this was typed."""
+        """A letter that no pane waits for belongs to the prompt; what it gets it takes itself: it had no focus yet when this was typed."""
         if (self.focused is None or isinstance(self.focused, Prompt)) and event.is_printable and event.character:
             event.stop()
             event.prevent_default()
