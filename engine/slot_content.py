@@ -18,6 +18,9 @@ from .slots import FusedPart, SlotContent, VocabularyPart, fused_modules
 if TYPE_CHECKING:
     from .models.decoder import Decoder
 
+PRODUCT_ROWS = 256
+"""of a product in double precision that are held at once"""
+
 
 def build_content(adapter: Adapter, decoder: Decoder, squares: BaseSquares) -> SlotContent:
     """`adapter` as a slot of this base holds it; scaling is folded into B in fp32 before it is rounded to the dtype.
@@ -27,8 +30,13 @@ def build_content(adapter: Adapter, decoder: Decoder, squares: BaseSquares) -> S
     return _Builder(adapter, decoder, squares).content()
 
 
-def check_base(adapter: Adapter, decoder: Decoder) -> None:
-    """Raises AdapterError for DoRA on a matrix of which the adapter has another than the base: what `build_content` refuses, before it."""
+def check_adapter(adapter: Adapter, decoder: Decoder) -> None:
+    """Raises AdapterError for what can be told before a slot is filled: DoRA on a matrix of which the adapter has another than the base,
+    and low-rank products that no number of the dtype holds, though A and B are finite."""
+    for module, pair in adapter.modules.items():
+        _check_product(adapter, module, pair, decoder.dtype)
+    if adapter.weights.embedding is not None:
+        _check_product(adapter, "embed_tokens", adapter.weights.embedding, decoder.dtype)
     builder = _Builder(adapter, decoder, BaseSquares())
     for name in VOCABULARY:
         pair = adapter.weights.embedding if name.startswith("embed") else adapter.modules.get("lm_head")
@@ -186,6 +194,18 @@ class _Builder:
             raise AdapterError(f"adapter {self._adapter.info.name!r}: {what} are too large for {str(self._dtype).removeprefix('torch.')}; "
                                "load the base with --dtype fp32 or lower lora_alpha")
         return tensor
+
+
+def _check_product(adapter: Adapter, module: str, pair: LoraPair, dtype: torch.dtype) -> None:
+    """The whole product is made only where the largest elements of A and B do not rule it out that one of its own is too large."""
+    limit = torch.finfo(dtype).max
+    bound = abs(pair.scaling) * pair.rank * pair.a.abs().max().item() * pair.b.abs().max().item()
+    if bound <= limit:
+        return
+    a = pair.a.double()
+    if any((b.double() @ a).mul_(pair.scaling).abs_().max().item() > limit for b in pair.b.split(PRODUCT_ROWS)):
+        raise AdapterError(f"adapter {adapter.info.name!r}: B A of {module} times its effective scale holds numbers that are too large for "
+                           f"{str(dtype).removeprefix('torch.')}; the file is damaged or its training diverged: use an earlier checkpoint")
 
 
 def _size(replaced: Tensor | None, trained: TokenRows | None) -> int:

@@ -11,7 +11,7 @@ from .host_cache import HostCache
 from .models.facts import module_shapes
 from .protocol import Emit
 from .routing import Routing, RoutingCache
-from .slot_content import build_content, check_base
+from .slot_content import build_content, check_adapter
 from .slot_pool import Arrival, SlotPool
 from .slots import SlotContent, fused_modules
 from .untrained import leaves_base
@@ -52,7 +52,7 @@ class Tiers:
 
     def check(self, adapter: Adapter) -> None:
         """Raises AdapterError for what no slot of this base could hold."""
-        check_base(adapter, self._decoder)
+        check_adapter(adapter, self._decoder)
 
     def leaves_base(self, adapter: Adapter) -> bool:
         """Whether `adapter` holds nothing but what this base has. Any thread may ask."""

@@ -75,11 +75,13 @@ def paged_attention(q: Tensor, cache: Tensor, spans: Sequence[Span], scores: Sco
     """Semantics: softmax(cap(q k^T scale) under the span's mask) v, for every span by itself.
 
     q: [tokens, heads, d]; cache as above, this step's tokens already written. Returns [tokens, heads * d].
-    KV heads are shared by views, never repeated in memory.
+    KV heads are shared by views, never repeated in memory. What is not finite in q is not in the result either.
     """
     attend = _attend if scores.softcap == 0 else _attend_capped
     parts = [attend(q[span.start : span.start + span.rows], _stored(cache, span), span, scores) for span in spans]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    # torch's kernel for CPUs takes rows whose scores are all NaN for masked ones and returns zeros; 0 * q adds nothing but NaN
+    return out.add_(q.flatten(1), alpha=0) if q.device.type == "cpu" else out
 
 
 def _stored(cache: Tensor, span: Span) -> Tensor:

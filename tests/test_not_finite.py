@@ -9,12 +9,14 @@ import pytest
 import torch
 from gguf_file import write_gguf
 
+from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.base_file import open_base
 from lora_bench.engine.engine import Engine
 from lora_bench.engine.protocol import AdapterUse, Event, Generate, LoadModel, RequestFailed, Sampling, TokenIds
 from lora_bench.engine.weights.entry import READABLE, TensorEntry
 from lora_bench.engine.weights.files import FormatError
 from lora_bench.engine.weights.load import load_weights
+from lora_bench.kernels.attention import Span, causal_mask, paged_attention
 from lora_bench.kernels.quant import QUANT_TYPES, dequantize, largest
 
 KINDS = sorted(READABLE)
@@ -86,10 +88,10 @@ def test_numbers_too_large_for_the_dtype_are_refused(tiny_folder: Callable, tiny
 
 
 class Bench:
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, dtype: str = "fp32") -> None:
         self.events: list[Event] = []
         self.engine = Engine(self.events.append)
-        self.engine.load_model(LoadModel(str(base), device="cpu", dtype="fp32"))
+        self.engine.load_model(LoadModel(str(base), device="cpu", dtype=dtype))
 
     def failure(self, *mix: AdapterUse) -> str:
         """Why a request fails."""
@@ -110,3 +112,38 @@ def test_a_base_that_computes_bad_numbers_is_told_from_an_adapter(
         assert "no adapter in its mix" in message and "another copy of the base" in message and "lower" not in message
     bench.events.clear()
     assert "(mix: a x 1); lower the scales" in bench.failure(AdapterUse("a"))
+
+
+@pytest.mark.parametrize("dtype, size", [("fp32", 3e30), ("bf16", 3e30), ("fp16", 300.0)])
+def test_an_adapter_whose_product_overflows_in_one_head_is_refused(
+    dtype: str, size: float, tiny_folder: Callable, adapter_folder: Callable,
+) -> None:
+    bench = Bench(tiny_folder(), dtype)
+    path = "base_model.model.model.layers.1.self_attn.q_proj.lora_{}.weight"
+    a, b = torch.zeros(4, 24), torch.zeros(36, 4)
+    a[0] = b[:6, 0] = size
+    with pytest.raises(AdapterError, match=r"adapter 'a': B A of layers\.1\.self_attn\.q_proj times its effective scale .* too large for "):
+        bench.engine.load_adapter(str(adapter_folder("a", tensors={path.format("A"): a, path.format("B"): b})), "a")
+    a[0], a[1], b[:6, 0], b[6:, 1] = size, 1, 1, size
+    bench.engine.load_adapter(str(adapter_folder("a", tensors={path.format("A"): a, path.format("B"): b})), "a")
+
+
+@pytest.mark.parametrize("head", [0, 5])
+@pytest.mark.parametrize("rows, before", [(1, 0), (1, 4), (3, 0), (3, 4)])
+def test_attention_hides_no_bad_query(head: int, rows: int, before: int) -> None:
+    cache = torch.randn(2, 16, 4, 8)
+    for bad in BAD:
+        q = torch.randn(rows, 6, 8)
+        q[-1, head, 3] = bad
+        length = rows + before
+        out = paged_attention(q, cache, [Span(0, rows, length, 0, mask=causal_mask(rows, length, torch.device("cpu")))])
+        assert not out[-1].isfinite().all() and out[:-1].isfinite().all()
+
+
+def test_what_overflows_in_one_head_is_said(tiny_folder: Callable, tiny_tensors: dict) -> None:
+    """Finite weights whose products are not: the request fails in words, also where a prompt is one token."""
+    big = tiny_tensors["layers.0.self_attn.q_proj.weight"].clone()
+    big[:6] = torch.where(big[:6] > 0, 3e38, -3e38)
+    bench = Bench(tiny_folder(tensors={"model.layers.0.self_attn.q_proj.weight": big}))
+    assert bench.engine.logits([5]).isnan().any()
+    assert "numbers that are not finite" in bench.failure()
