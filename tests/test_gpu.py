@@ -10,6 +10,8 @@ import torch
 from gguf_file import write_gguf
 
 from lora_bench.engine.engine import Engine
+from lora_bench.engine.models.facts import ModelFacts
+from lora_bench.engine.models.names import gguf_name
 from lora_bench.engine.protocol import (
     AdapterUse,
     CheckFinished,
@@ -50,14 +52,17 @@ def _engine(base: Path, folders: dict[str, Path], device: str, dtype: str = "fp3
     return engine, events
 
 
-@pytest.mark.parametrize("dtype, tolerance", [("fp32", 1e-4), ("bf16", 0.15), ("fp16", 0.02)])
-def test_logits_of_every_mix_agree_with_the_cpu_in_fp32(tiny_gguf: Write, folders: dict[str, Path], dtype: str, tolerance: float) -> None:
-    base = tiny_gguf()
-    cpu, _ = _engine(base, folders, "cpu")
-    cuda, _ = _engine(base, folders, "cuda", dtype)
+@pytest.mark.parametrize("dtype, tolerance", [("fp32", 1e-4), ("bf16", 0.02), ("fp16", 0.003)])
+def test_logits_of_every_mix_agree_with_the_cpu_in_fp32(
+    tiny_gguf: Write, tiny_tensors: dict[str, torch.Tensor], tiny_facts: ModelFacts, folders: dict[str, Path], dtype: str, tolerance: float,
+) -> None:
+    # products of unit size: where attention is all but a choice of one token, a rounding changes the choice and nothing can be compared
+    base = tiny_gguf(tensors={gguf_name(name, tiny_facts): (tensor / tensor.shape[1] ** 0.5).numpy()
+                              for name, tensor in tiny_tensors.items() if tensor.dim() == 2})
+    cpu, rounded, cuda = (_engine(base, folders, device, kind)[0] for device, kind in (("cpu", "fp32"), ("cpu", dtype), ("cuda", dtype)))
     for mix in MIXES:
-        expected, got = cpu.logits(PROMPT, mix), cuda.logits(PROMPT, mix).cpu()
-        assert (got - expected).norm() <= tolerance * expected.norm(), mix
+        expected, of_dtype, got = (engine.logits(PROMPT, mix).cpu() for engine in (cpu, rounded, cuda))
+        assert (got - expected).norm() <= tolerance * expected.norm() + 3 * (of_dtype - expected).norm(), mix
 
 
 def test_a_batch_of_mixes_draws_what_the_cpu_draws(tiny_gguf: Write, folders: dict[str, Path]) -> None:
