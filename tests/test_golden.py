@@ -1,4 +1,4 @@
-"""The engine against transformers + PEFT on the default base: token ids, logits, greedy replies, aLoRA starts, mixed batches."""
+"""The engine against transformers + PEFT and llama.cpp on the default base: token ids, logits, greedy replies, aLoRAs, mixed batches."""
 from __future__ import annotations
 
 import json
@@ -44,6 +44,8 @@ MIXES: dict[str, Mix] = {
 }
 NEAR_TIE = 0.005
 ATOL = 1e-3
+LLAMA_CPP = {"llamacpp-f32.json": ATOL, "llamacpp-q4_1.json": 0.75}
+"""how far its log-probabilities are from ours; in the second it computes with activations of 8 bits"""
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -91,16 +93,48 @@ def _same_until_near_tie(got: list[int], expected: list[int], gaps: list[float])
     return got == expected if differs is None else gaps[differs] < NEAR_TIE
 
 
-def test_greedy_replies_of_every_mix_equal_pefts_side_by_side_in_one_batch(bench: Bench) -> None:
+@pytest.fixture(scope="module")
+def replies(bench: Bench) -> dict[tuple[str, str], list[int]]:
+    """Greedy, to every prompt with every mix, side by side in one batch."""
     cases = [(case, prompt) for case in MIXES for prompt in PROMPTS]
-    replies = bench.generate([(_ids(prompt), MIXES[case]) for case, prompt in cases])
+    found = bench.generate([(_ids(prompt), MIXES[case]) for case, prompt in cases])
+    assert any(event.requests > 8 and event.adapters == 3 for event in bench.events if isinstance(event, StepFinished))
+    return dict(zip(cases, found, strict=True))
+
+
+def test_greedy_replies_of_every_mix_equal_pefts(replies: dict[tuple[str, str], list[int]]) -> None:
     wrong = []
-    for (case, prompt), reply in zip(cases, replies, strict=True):
+    for (case, prompt), reply in replies.items():
         expected = _read(f"peft-{case}.json")["results"][prompt]
         if not _same_until_near_tie(reply, expected["tokens"], expected["gaps"]):
             wrong.append((case, prompt, reply, expected["tokens"]))
     assert not wrong
-    assert any(event.requests > 8 and event.adapters == 3 for event in bench.events if isinstance(event, StepFinished))
+
+
+def test_greedy_replies_equal_llama_cpps(replies: dict[tuple[str, str], list[int]]) -> None:
+    """Of its run in fp32 all. Where it also quantises activations only what is far from a tie can be asked for: some replies part early."""
+    exact, quantised = _read("llamacpp-f32.json"), _read("llamacpp-q4_1.json")
+    same = {}
+    for case, prompt in [(case, prompt) for case in exact for prompt in PROMPTS]:
+        reply, gaps = replies[case, prompt], _read(f"peft-{case}.json")["results"][prompt]["gaps"]
+        assert _same_until_near_tie(reply, exact[case]["results"][prompt]["tokens"], gaps), (case, prompt)
+        same[case, prompt] = reply == quantised[case]["results"][prompt]["tokens"]
+    assert len(same) == 48 and sum(same.values()) >= 24
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_first_log_probabilities_are_llama_cpps(bench: Bench, prompt: str) -> None:
+    known: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+    for name, apart in LLAMA_CPP.items():
+        for case, expected in _read(name).items():
+            assert {(NAMES[key[0]], scale) for key, scale in expected["adapters"]} == {(use.name, use.scale) for use in MIXES[case]}
+            result = expected["results"][prompt]
+            ids, values = zip(*result["first_top"], strict=True)
+            before = tuple(result["tokens"][:result["tokens"].index(ids[0])])  # parts of a character: the server says none for them
+            if (case, before) not in known:
+                known[case, before] = bench.engine.logits([*PROMPTS[prompt]["ids"], *before], MIXES[case]).log_softmax(-1)
+            got = known[case, before][list(ids)]
+            torch.testing.assert_close(got, torch.tensor(values), atol=apart, rtol=0, msg=lambda m, c=case, n=name: f"{n} {c}: {m}")
 
 
 @pytest.mark.parametrize("case", MIXES)
