@@ -1,4 +1,4 @@
-"""Every architecture with every kind of adapter that PEFT makes: files of both, logits of every token."""
+"""Every architecture with every kind of adapter that PEFT makes: files of both, logits of every token; some kinds on GGUF files too."""
 from __future__ import annotations
 
 import copy
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from acting_bench import ActingBench, change_all, peft_logits, weights_of
-from conftest import tiny_tokenizer
+from conftest import TINY_TOKENS, tiny_tokenizer
 from peft import LoraConfig, get_peft_model
-from tiny_models import CONFIGS, VOCAB, make_model, save_folder
+from tiny_models import CONFIGS, VOCAB, make_model, save_folder, save_gguf
 
 from lora_bench.engine.base_file import open_base
 from lora_bench.engine.models.decoder import Decoder
@@ -40,19 +40,30 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+ON_GGUF = ("patterns", "dora", "saved")
+"""kinds that reach every linear, the order of q's and k's rows, the norms and the vocabulary"""
+Base = tuple[str, Any, dict[str, Decoder]]
+
+
 @pytest.fixture(scope="module", params=list(CONFIGS))
-def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Decoder]:
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Base:
+    """An architecture, the model, and its files opened: "folder" and, where there are such files, "GGUF"."""
     name = request.param
     model = make_model(name)
     if not model.config.tie_word_embeddings:
         model.lm_head.weight.data.normal_(0, 0.3)
-    file = open_base(save_folder(model, tmp_path_factory.mktemp(name), tiny_tokenizer()))
-    return name, model, Decoder(file.facts, load_weights(file, torch.device("cpu"), torch.float32), 96)
+    place = tmp_path_factory.mktemp(name)
+    files = {"folder": save_folder(model, place / "base", tiny_tokenizer())}
+    if name != "ministral":
+        files["GGUF"] = save_gguf(model, name, place / "base.gguf", TINY_TOKENS)
+    opened = {form: open_base(path) for form, path in files.items()}
+    cpu = torch.device("cpu")
+    return name, model, {form: Decoder(file.facts, load_weights(file, cpu, torch.float32), 96) for form, file in opened.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_architecture_and_a_kind(seed: int, tmp_path: Path, base: tuple[str, Any, Decoder], kind: str) -> None:
-    name, model, decoder = base
+def test_an_architecture_and_a_kind(seed: int, tmp_path: Path, base: Base, kind: str) -> None:
+    name, model, decoders = base
     settings = dict(KINDS[kind])
     linears = LINEARS.get(name, SPLIT)
     if isinstance(settings["target_modules"], str) and settings["target_modules"] != "all-linear":
@@ -65,10 +76,13 @@ def test_an_architecture_and_a_kind(seed: int, tmp_path: Path, base: tuple[str, 
     if kind == "biases":
         for path, parameter in adapted.named_parameters():
             parameter.data += torch.randn_like(parameter) * 0.1 * path.endswith("bias")
-    bench = ActingBench(decoder, {"it": weights_of(adapted, "it", decoder.facts, tmp_path)})
-    ids = [random.choice([7, 30, *range(5, VOCAB)]) for _ in range(25)]
-    got, alone = bench.logits([(ids, [("it", 1.0)]), (ids, [])], pieces=2)
-    torch.testing.assert_close(got, peft_logits(adapted, ids, [("it", 1.0)]), rtol=1e-4, atol=1e-4)
-    with torch.no_grad():
-        torch.testing.assert_close(alone, model(torch.tensor([ids])).logits[0], rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(got, alone, atol=1e-3), "it changes something"
+    for form in decoders if kind in ON_GGUF else ("folder",):
+        decoder = decoders[form]
+        bench = ActingBench(decoder, {"it": weights_of(adapted, "it", decoder.facts, tmp_path / form)})
+        length = 8 if (name, form) == ("mistral", "GGUF") else 25  # such files say no window
+        ids = [random.choice([7, 30, *range(5, VOCAB)]) for _ in range(length)]
+        got, alone = bench.logits([(ids, [("it", 1.0)]), (ids, [])], pieces=2)
+        torch.testing.assert_close(got, peft_logits(adapted, ids, [("it", 1.0)]), rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            torch.testing.assert_close(alone, model(torch.tensor([ids])).logits[0], rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(got, alone, atol=1e-3), "it changes something"
