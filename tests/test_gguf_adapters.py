@@ -35,10 +35,10 @@ def write(
     path: Path, facts: ModelFacts, pairs: Pairs, metadata: Mapping[str, object] = {}, tensors: Mapping[str, Tensor | None] = {},  # noqa: B006
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32, big_endian: bool = False,
 ) -> Path:
-    """`pairs` as convert_lora_to_gguf.py writes them; `metadata` and `tensors` replace what is there, None takes it away."""
+    """`pairs` as convert_lora_to_gguf.py writes them; `metadata`, which comes first, and `tensors` replace what is there, None takes it away."""
     writer = gguf.GGUFWriter(path, facts.architecture, endianess=gguf.GGUFEndian.BIG if big_endian else gguf.GGUFEndian.LITTLE)
     usual = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": ALPHA}
-    for key, value in (usual | dict(metadata)).items():
+    for key, value in (dict(metadata) | {key: value for key, value in usual.items() if key not in metadata}).items():
         if isinstance(value, list):
             writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32)
         elif value is not None:
@@ -176,3 +176,8 @@ def test_a_base_is_no_adapter(tiny_gguf: Callable[..., Path]) -> None:
     assert not is_adapter(path)
     with pytest.raises(AdapterError, match="general.type is .*load a base as the base"):
         open_adapter(path)
+
+
+def test_an_adapter_whose_kind_stands_behind_long_texts_is_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "long.gguf", FACTS, random_pairs(FACTS), {"adapter.lora.prompt_prefix": "a" * 70_000})
+    assert is_adapter(path) and inspect_path(path)["kind"] == "adapter"

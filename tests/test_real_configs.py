@@ -118,6 +118,7 @@ def _saved(config: dict[str, Any], folder: Path, inside: bool) -> Any:
             whole = 0.0 if "gemma" in config["model_type"] else 1.0
             scaled = whole + spread * 0.2 if "norm" in name else spread / math.sqrt(weight.shape[-1])
             weight.copy_(scaled if weight.dim() > 1 or "norm" in name else spread * 0.3)
+    model.generation_config.pad_token_id = None  # some versions refuse to save the -1 of old configs
     model.save_pretrained(folder, max_shard_size="40KB")
     (folder / "generation_config.json").unlink(missing_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

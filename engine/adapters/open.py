@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..hub_cache import is_cache_entry, snapshots
-from ..weights.files import open_regular, show
+from ..weights.files import FormatError, open_regular, show
+from ..weights.gguf import read_header as gguf_header
 from .errors import AdapterError
 from .family import members
 from .file import AdapterFile
@@ -65,10 +66,16 @@ def _is_base(folder: Path) -> bool:
 
 
 def _states_adapter(path: Path) -> bool:
-    """Whether a GGUF file's general.type is "adapter"; it stands among the first keys. Between key and text lie its type and length."""
+    """Whether a GGUF file says that it is an adapter. Mostly among its first keys; between key and text lie their type and length."""
     with open_regular(path) as stream:
         head = stream.read(1 << 16)
-    return head.startswith(b"GGUF") and re.search(rb"general\.type.{12}adapter", head, re.DOTALL) is not None
+    if not head.startswith(b"GGUF") or re.search(rb"general\.type.{12}adapter", head, re.DOTALL):
+        return head.startswith(b"GGUF")
+    try:
+        metadata = gguf_header(path).metadata
+    except FormatError:  # opened as a base it is refused with the reason
+        return False
+    return metadata.get("general.type") == "adapter" or "adapter.type" in metadata
 
 
 def _open_folder(given: Path) -> AdapterFile:
