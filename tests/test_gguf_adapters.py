@@ -35,7 +35,7 @@ def write(
     path: Path, facts: ModelFacts, pairs: Pairs, metadata: Mapping[str, object] = {}, tensors: Mapping[str, Tensor | None] = {},  # noqa: B006
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32, big_endian: bool = False,
 ) -> Path:
-    """`pairs` as convert_lora_to_gguf.py writes them; `metadata`, which comes first, and `tensors` replace what is there, None takes it away."""
+    """`pairs` as convert_lora_to_gguf.py writes them; `metadata` (first) and `tensors` replace what is there, None takes it away."""
     writer = gguf.GGUFWriter(path, facts.architecture, endianess=gguf.GGUFEndian.BIG if big_endian else gguf.GGUFEndian.LITTLE)
     usual = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": ALPHA}
     for key, value in (dict(metadata) | {key: value for key, value in usual.items() if key not in metadata}).items():
