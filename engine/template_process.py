@@ -22,8 +22,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 SECONDS = 2.0
 MEMORY_BYTES = 512 << 20
-MAX_TEXT = 16 << 20
-"""characters of a rendered prompt"""
+MAX_OWN_TEXT = 1 << 18
+"""characters of a rendered prompt beside those of its messages: what is tokenised takes a hundred times the memory of the text"""
+MAX_REPEATS = 4
+"""times that a template may write what the messages hold"""
 MAX_ERROR = 300
 """characters of what a template says in an error"""
 
@@ -69,12 +71,13 @@ def _compiled(template: str) -> Template:
 
 
 def render(template: str, variables: dict[str, Any]) -> str:
-    """The rendered text. Raises what the template raises, ValueError for more than MAX_TEXT characters."""
+    """The rendered text. Raises what the template raises, ValueError for a text out of proportion to the messages."""
+    limit = MAX_OWN_TEXT + MAX_REPEATS * sum(len(text) for message in variables.get("messages", ()) for text in message.values())
     pieces, size = [], 0
     for piece in _compiled(template).generate(**variables):
         size += len(piece)
-        if size > MAX_TEXT:
-            raise ValueError(f"the template writes more than the limit of {MAX_TEXT:,} characters")
+        if size > limit:
+            raise ValueError(f"the template writes more than the limit of {limit:,} characters for these messages")
         pieces.append(piece)
     return "".join(pieces)
 
