@@ -47,6 +47,16 @@ def added(number: int, content: str) -> dict[str, Any]:
     return {"id": number, "content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
+def test_a_text_is_written_once(tmp_path: Path) -> None:
+    """The library repeats the ids of a text as often as a template says, also where no special tokens are asked for."""
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    template = {"type": "TemplateProcessing", "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}], "special_tokens": {}}
+    assert opened(tmp_path, small(post_processor=template | {"single": [text]})).encode("ab", special=False) == [65, 66]
+    for processor in (template | {"single": [text] * 300}, {"type": "Sequence", "processors": [template | {"single": [text] * 300}]}):
+        with pytest.raises(FormatError, match="post_processor writes a text 300 times"):
+            opened(tmp_path, small(post_processor=processor))
+
+
 @pytest.mark.parametrize("pattern", [
     r"(a+)+$", r"(\w+)+$", r"(a|a)*b", r"([^x]|y)*z", r"a+[bc]", r"[^\s]*\d\d", r"(\s|\n)*\n!?x", "(" * 200, "[z-a]", "x" * 9000,
     r"\p{Nonsense}",

@@ -24,6 +24,8 @@ MAX_PATTERN = 8192
 MAX_STEPS = 64
 MAX_GROWTH = 64
 """times that a normalizer may lengthen a text; Unicode's own forms stay under 20"""
+_SEQUENCES = ("normalizers", "pretokenizers", "processors")
+"""what the parts of a step of type Sequence are called"""
 _KNOWN = frozenset({DOUBLE_SPACES, *(pattern for pre in PRE_TOKENIZERS.values() for pattern in pre.patterns)})
 _PLAIN = "Hello, naïve 漢字 😀\n\t 123"
 _PROBE, _PROBE_SECONDS = 16384, 0.25
@@ -36,6 +38,7 @@ def check_bounds(fast: Fast, where: object) -> None:
     if len(steps) > MAX_STEPS:
         raise FormatError(f"{where}: prepares text in {len(steps)} steps, more than the {MAX_STEPS} that are accepted")
     _check_growth(steps, where)
+    _check_template(fast.post_processor, where)
     patterns = {p["Regex"] for step in steps if isinstance(p := step.get("pattern"), dict) and "Regex" in p} - _KNOWN
     if sum(map(len, patterns)) > MAX_PATTERN:
         raise FormatError(f"{where}: cuts text by patterns of more than {MAX_PATTERN} characters, which is not accepted")
@@ -46,12 +49,12 @@ def check_bounds(fast: Fast, where: object) -> None:
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """The normalizers or pre-tokenizers of a component, those inside sequences too."""
+    """The normalizers, pre-tokenizers or post-processors of a component, those inside sequences too."""
     waiting = [json.loads(part.__getstate__())] if part is not None else []
     while waiting:
         step = waiting.pop(0)
         if step.get("type") == "Sequence":
-            waiting = [*step.get("normalizers", ()), *step.get("pretokenizers", ()), *waiting]
+            waiting = [*(part for kind in _SEQUENCES for part in step.get(kind, ())), *waiting]
         else:
             yield step
 
@@ -69,6 +72,15 @@ def _check_growth(steps: list[dict[str, Any]], where: object) -> None:
         if growth > MAX_GROWTH:
             raise FormatError(f"{where}: its normalizer can lengthen a text more than {MAX_GROWTH} times ({step['type']}), "
                               "which is not accepted")
+
+
+def _check_template(processor: Any, where: object) -> None:
+    """What is put around the ids of a text: the library repeats them as often as it is told to."""
+    steps = list(_steps(processor))
+    single = [piece for step in steps for piece in step.get("single", ())]
+    texts = sum("Sequence" in piece for piece in single)
+    if texts > max(1, sum("single" in step for step in steps)) or len(single) > MAX_STEPS or len(steps) > MAX_STEPS:
+        raise FormatError(f"{where}: its post_processor writes a text {texts} times among {len(single)} pieces, which is not accepted")
 
 
 def _longest_replacement(charsmap: bytes) -> int:
