@@ -176,7 +176,7 @@ class _Builder:
     def check_is_base(self, name: str) -> None:
         replaced = self._weights.replaced.get(name)
         if replaced is not None and not self._is_base(name, replaced):
-            raise AdapterError(f"adapter {self._adapter.info.name!r}: has DoRA on {name} and another {name} than the base: the lengths of "
+            raise AdapterError(f"{self._adapter.info.path}: has DoRA on {name} and another {name} than the base: the lengths of "
                                "its rows are of that matrix; load the base that it was trained on")
 
     def _move(self, tensor: Tensor, what: str, trained: TokenRows | None = None) -> Tensor:
@@ -191,7 +191,7 @@ class _Builder:
 
     def _checked(self, tensor: Tensor, what: str) -> Tensor:
         if not torch.isfinite(tensor).all():
-            raise AdapterError(f"adapter {self._adapter.info.name!r}: {what} are too large for {str(self._dtype).removeprefix('torch.')}; "
+            raise AdapterError(f"{self._adapter.info.path}: {what} are too large for {str(self._dtype).removeprefix('torch.')}; "
                                "load the base with --dtype fp32 or lower lora_alpha")
         return tensor
 
@@ -204,7 +204,7 @@ def _check_product(adapter: Adapter, module: str, pair: LoraPair, dtype: torch.d
         return
     a = pair.a.double()
     if any((b.double() @ a).mul_(pair.scaling).abs_().max().item() > limit for b in pair.b.split(PRODUCT_ROWS)):
-        raise AdapterError(f"adapter {adapter.info.name!r}: B A of {module} times its effective scale holds numbers that are too large for "
+        raise AdapterError(f"{adapter.info.path}: B A of {module} times its effective scale holds numbers that are too large for "
                            f"{str(dtype).removeprefix('torch.')}; the file is damaged or its training diverged: use an earlier checkpoint")
 
 

@@ -93,7 +93,7 @@ def test_scaling_is_folded_before_rounding(adapter_folder: Folder, tiny_facts: M
 def test_weights_too_large_for_the_dtype_are_refused(adapter_folder: Folder, tiny_facts: ModelFacts) -> None:
     adapter = load_adapter(open_adapter(adapter_folder("a", lora_alpha=1e7)), tiny_facts, "a")
     _content(adapter, tiny_facts, torch.bfloat16)
-    with pytest.raises(AdapterError, match="adapter 'a': .*too large for float16"):
+    with pytest.raises(AdapterError, match=": .*too large for float16"):
         _content(adapter, tiny_facts, torch.float16)
 
 
