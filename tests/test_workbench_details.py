@@ -6,6 +6,8 @@ from bench_pilot import bench_app, running, screen_text, settled, wait_until
 from fake_engine import report
 
 from lora_bench.engine import protocol as p
+from lora_bench.workbench.screens.details import DetailsScreen
+from lora_bench.workbench.screens.engine import EngineScreen
 from lora_bench.workbench.widgets.prompt import Prompt
 
 
@@ -28,6 +30,13 @@ async def test_details_check_the_adapter_once_and_an_effect_run_is_kept() -> Non
         await pilot.press("i")
         await settled(pilot)
         assert len(app.engine.of(p.CheckAdapter)) == 2 and "'I' → 'Arr'" in screen_text(app)
+
+
+async def test_a_screen_that_is_not_all_there_waits_for_its_widgets() -> None:
+    app = bench_app()
+    async with running(app):
+        await DetailsScreen(app.control, "pirate").show()
+        await EngineScreen(app.control).show()
 
 
 async def test_a_check_that_waits_fails_or_is_of_old_content_says_so() -> None:

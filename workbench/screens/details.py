@@ -84,7 +84,7 @@ class DetailsScreen(Screen):
     async def show(self) -> None:
         """Bring the report to the store."""
         control = self._control
-        if not self.query("#header"):  # the app is leaving
+        if not self.query(ReportPanel):  # not all there yet, or the app is leaving
             return
         control.checks.want(self._name)
         self.query_one("#header", Static).update(header_line(control.state, self.size.width), layout=False)

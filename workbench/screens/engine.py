@@ -44,6 +44,8 @@ class EngineScreen(Screen):
 
     async def show(self) -> None:
         """Bring every panel to the store."""
+        if not self.query("#header"):  # not there yet, or the app is leaving
+            return
         self.query_one("#header", Static).update(header_line(self._control.state, self.size.width), layout=False)
         for panel in self.query(Panel):
             panel.show(self._control.state)
