@@ -43,7 +43,7 @@ async def test_a_changed_file_is_marked_and_said_until_it_is_read_again() -> Non
         await settled(pilot)
         assert "≠" in _line(app, "pirate") and "≠" not in _line(app, "json")
         assert "pirate: its file changed on disk" in _said(app) and "≠ its file changed on disk" in screen_text(app)
-        await pilot.press("escape", "R")
+        await pilot.press("tab", "R")
         assert app.engine.of(p.ReloadAdapter) == [p.ReloadAdapter("pirate")]
         app.engine.emit(_reloaded(), app.engine.snapshot())
         await settled(pilot)
