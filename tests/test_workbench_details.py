@@ -84,8 +84,8 @@ async def test_a_prompt_prefix_is_offered_and_never_applied_unasked() -> None:
         info = msgspec.structs.replace(app.state.adapters["pirate"], prompt_prefix="Speak like a pirate.\n", digest="11" * 32)
         app.engine.adapters["pirate"] = info
         app.engine.emit(p.AdapterChanged(info))
-        await settled(pilot)
-        assert "expects before a prompt" in screen_text(app) and app.control.system == "" and not app.engine.of(p.Generate)
+        await wait_until(pilot, lambda: "expects before a prompt" in screen_text(app))
+        assert app.control.system == "" and not app.engine.of(p.Generate)
         await pilot.press("p")
         await settled(pilot)
         assert app.screen.query_one(Prompt).text == "Speak like a pirate.\n" and app.control.system == ""

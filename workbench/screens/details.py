@@ -85,6 +85,7 @@ class DetailsScreen(Screen):
         """Bring the report to the store."""
         control = self._control
         if not self.query(ReportPanel):  # not all there yet, or the app is leaving
+            self.call_after_refresh(self.show)
             return
         control.checks.want(self._name)
         self.query_one("#header", Static).update(header_line(control.state, self.size.width), layout=False)
