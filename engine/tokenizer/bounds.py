@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer as Fast
 
 from ..weights.files import FormatError, show
-from .library import library
+from .guarded import library
 from .pre import PRE_TOKENIZERS
 from .sentence_piece import DOUBLE_SPACES
 

@@ -14,7 +14,7 @@ from ..base_parts import TURN_MARKS, BaseFile, TokenizerSource
 from ..weights.files import FormatError, read_bounded, show
 from . import gguf
 from .bounds import check_bounds
-from .library import library
+from .guarded import library
 from .specials import SpecialTokens
 from .token_bytes import decoding_of
 
