@@ -18,7 +18,7 @@ import lora_bench.engine
 
 from .coverage import Coverage
 from .target import Target, Wrong, fault_of_message, find_target
-from .usage import limit_address_space, peak_mb, processor_seconds, rss_mb
+from .usage import forget_peak, limit_address_space, peak_mb, processor_seconds, rss_mb
 
 CLOCK = struct.Struct("dq")
 """what `clock` in the work folder holds: the monotonic time when the input being tried began, 0 between two; how many were tried"""
@@ -120,7 +120,8 @@ class Worker:
         return fault
 
     def _measured(self, data: bytes) -> tuple[str, float, float]:
-        """The fault of the outcome, seconds of processor time, megabytes touched beyond all before."""
+        """The fault of the outcome, seconds of processor time, megabytes touched beyond what was held before."""
+        forget_peak()
         before, peak = rss_mb(), peak_mb()
         began = processor_seconds()
         CLOCK.pack_into(self._clock, 0, time.monotonic(), self.counts.executions)
