@@ -62,6 +62,8 @@ class SetInvocation(Struct):
 
     name: str
     text: str
+    in_reply: bool = False
+    """it also begins to act where the model itself writes the invocation: from its first token on, which is computed again"""
 
 
 class CheckAdapter(Struct):
@@ -81,6 +83,15 @@ class Generate(Struct):
     sampling: Sampling = Sampling()
 
 
+class GenerateTogether(Struct):
+    """Requests that are rows of one batch: they begin in the same step, and none is a token ahead of another that still runs.
+
+    Refused whole (RequestFailed for each) when one of them could not run, or all of them never fit into slots and KV memory at once.
+    """
+
+    requests: tuple[Generate, ...]
+
+
 class SetMix(Struct):
     """The mix for the named running requests from their next token on; and the standing mix, whose adapters get slots at once.
 
@@ -89,10 +100,41 @@ class SetMix(Struct):
 
     mix: Mix
     request_ids: tuple[int, ...] = ()
+    change: Literal["splice", "recompute", "finish"] = "splice"
+    """of the named requests: splice keeps what is stored as it was computed; recompute computes prompt and reply so far again under the
+    new mix, then goes on; finish lets them end under the mix that they have"""
 
 
 class Abort(Struct):
     request_id: int
+
+
+class Score(Struct):
+    """Read one text under several mixes, nothing drawn (teacher forcing); answered by Scored or ScoreFailed.
+
+    The rows of all mixes are computed in the same steps, beside what runs. `reply` are the ids that follow the prompt; every one of them
+    gets its log-probability under every mix, and each mix its KL from the first.
+    """
+
+    score_id: int
+    prompt: Prompt
+    reply: tuple[int, ...]
+    mixes: tuple[Mix, ...]
+    top: int = 5
+    """likeliest tokens told of every position"""
+
+
+class Tokenize(Struct):
+    """How the base cuts a text, and where it would be found; answered by Tokenized. `invocation` is a text typed so far."""
+
+    ask_id: int
+    invocation: str
+    prompt: Prompt | None = None
+    """to look for it in; None for a look at the tokens alone"""
+
+
+class ClearCache(Struct):
+    """Forget the KV blocks that no running request holds."""
 
 
 class Shutdown(Struct):
@@ -101,5 +143,5 @@ class Shutdown(Struct):
 
 Command = (
     LoadModel | CancelLoad | LoadAdapter | ReloadAdapter | UnloadAdapter | PinAdapter | SetInvocation | CheckAdapter
-    | Generate | SetMix | Abort | Shutdown
+    | Generate | GenerateTogether | SetMix | Abort | Score | Tokenize | ClearCache | Shutdown
 )

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from .facts import Activation, AdapterInfo, ModelInfo, RequestStats
+from .kv import CacheCleared, CacheUse, KvEvicted, RequestPreempted
 from .report import CheckReport
+from .score import Scored, ScoreFailed, Tokenized
 from .snapshot import EngineSnapshot
 from .words import Mix, Struct
 
@@ -179,6 +181,8 @@ class MixSet(Struct):
     at_token: dict[int, int]
     activations: dict[int, tuple[Activation, ...]] = {}
     """where the aLoRAs of the mix act in the requests that it changed"""
+    recomputed: dict[int, int] = {}
+    """tokens, by request, that are computed again under it before the reply goes on"""
 
 
 class MixRefused(Struct):
@@ -196,9 +200,21 @@ class RequestQueued(Struct):
 
 
 class RequestStarted(Struct):
+    """It has its slots and its first KV blocks. Sent again when it goes on after a preemption."""
+
     request_id: int
     prompt_tokens: int
     activations: tuple[Activation, ...] = ()
+    cache: CacheUse = CacheUse(0)
+
+
+class InvocationFired(Struct):
+    """The model wrote the invocation of an aLoRA of its mix: the adapter acts from there on."""
+
+    request_id: int
+    activation: Activation
+    at_token: int
+    """tokens of the reply up to and with the invocation"""
 
 
 class TextDelta(Struct):
@@ -258,7 +274,8 @@ Event = (
     | AdapterLoading | AdapterLoaded | AdapterFailed | AdapterReloaded | ReloadFailed | AdapterFileChanged | CheckpointAppeared
     | AdapterUnloading | AdapterUnloaded | AdapterChanged | CheckProgress | CheckFinished | CheckFailed
     | SlotLoaded | SlotTouched | SlotEvicted | HostLoaded | HostEvicted | MixSet | MixRefused
-    | RequestQueued | RequestStarted | TextDelta | RequestFinished | RequestFailed
+    | RequestQueued | RequestStarted | RequestPreempted | InvocationFired | TextDelta | RequestFinished | RequestFailed
+    | CacheCleared | KvEvicted | Scored | ScoreFailed | Tokenized
     | StepFinished | CommandFailed | EngineFailed | EngineSnapshot
 )
 Emit = Callable[[Event], None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Literal
 
 from .facts import AdapterInfo, ModelInfo
+from .kv import KvView
 from .words import Mix, Struct
 
 
@@ -34,21 +35,6 @@ class HostView(Struct):
     limit_bytes: int = 0
     adapters: tuple[str, ...] = ()
     """least recently used first"""
-
-
-class KvOwner(Struct):
-    request_id: int
-    blocks: int
-    tokens: int
-    """tokens whose keys and values are stored"""
-    mix: Mix = ()
-
-
-class KvView(Struct):
-    block_tokens: int = 0
-    blocks: int = 0
-    bytes: int = 0
-    owners: tuple[KvOwner, ...] = ()
 
 
 class EngineSnapshot(Struct):
