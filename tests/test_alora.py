@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,30 @@ ids = st.lists(st.integers(0, 2), max_size=12)
 def test_find_last_is_the_last_exact_occurrence(prompt: list[int], invocation: list[int]) -> None:
     starts = [i for i in range(len(prompt)) if invocation and prompt[i:i + len(invocation)] == invocation]
     assert find_last(prompt, invocation) == max(starts, default=-1)
+
+
+SMALL_INVOCATIONS = ((1,), (1, 2), (1, 1, 2), (1, 2, 1), (1, 2, 1, 2))
+"""with every prompt of six of the ids 1, 2 and 9: 3,645 cases"""
+
+
+def _scan_that_starts_over(prompt: Sequence[int], invocation: Sequence[int]) -> int:
+    """From the end, without a second look at the token at which a match broke: misses matches that overlap a broken one."""
+    left = len(invocation)
+    for at in range(len(prompt) - 1, -1, -1):
+        left = left - 1 if prompt[at] == invocation[left - 1] else len(invocation)
+        if left == 0:
+            return at
+    return -1
+
+
+def test_every_small_case_is_right_also_those_that_a_simpler_scan_misses() -> None:
+    cases = missed = too_early = 0
+    for prompt, invocation in product(product((1, 2, 9), repeat=6), SMALL_INVOCATIONS):
+        right = max((at for at in range(6) if prompt[at:at + len(invocation)] == invocation), default=-1)
+        assert find_last(prompt, invocation) == right, (prompt, invocation)
+        simpler = _scan_that_starts_over(prompt, invocation)
+        cases, missed, too_early = cases + 1, missed + (simpler < 0 <= right), too_early + (0 <= simpler < right)
+    assert (cases, missed, too_early) == (3645, 122, 8)
 
 
 def test_overlapping_occurrences() -> None:
