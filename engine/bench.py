@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import statistics
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .default_model import DefaultModelError
+from .program import CANNOT_BE_USED, FAILED, WRONG_USAGE, answer, set_spins
 from .protocol import AdapterUse, Chat, Generate, LoadModel, Message, Mix, RequestFailed, Sampling, StepFinished
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 PROMPT = Chat((Message("user", "Tell me a long story about the sea."),))
 CHATS = 4
-FAILED, WRONG_USAGE, CANNOT_BE_USED, OUT_OF_MEMORY = 1, 2, 3, 4
-"""exit codes"""
 PEFT_PACKAGES = ("transformers", "peft")
 Run = Callable[[], tuple[float, dict[str, float]]]
 
@@ -129,19 +127,8 @@ def _cases(names: Sequence[str]) -> dict[str, list[Mix]]:
 
 
 def main() -> int:
-    """The program; returns its exit code, after a sentence on standard error when that is not 0."""
-    out, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no part of the answer
-
-    def say(data: dict[str, Any]) -> None:
-        print(json.dumps(data), file=out, flush=True)
-
-    try:
-        say(run_bench(**json.loads(sys.argv[1]), progress=lambda text: say({"progress": text})))
-    except Exception as error:
-        from .failures import out_of_memory, sentence
-        print(sentence(error), file=sys.stderr)
-        return OUT_OF_MEMORY if out_of_memory(error) else _code(error)
-    return 0
+    """The program; returns its exit code (see program.answer)."""
+    return answer(run_bench, _code)
 
 
 def _code(error: Exception) -> int:
@@ -152,6 +139,5 @@ def _code(error: Exception) -> int:
 
 
 if __name__ == "__main__":
-    from .__main__ import SPINS
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # as in the engine's process; read when torch is imported
+    set_spins()
     sys.exit(main())

@@ -5,19 +5,15 @@
 """
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .program import CANNOT_BE_USED, FAILED, answer, set_spins
 from .protocol import CheckFailed, CheckFinished, CheckProgress, CheckReport, LoadModel, ModelLoading, plain_data
 
 if TYPE_CHECKING:
     from .engine import Engine
-
-FAILED, CANNOT_BE_USED, OUT_OF_MEMORY = 1, 3, 4
-"""exit codes of the program when no check could be made"""
 
 
 class CheckError(RuntimeError):
@@ -75,22 +71,10 @@ def _check_one(engine: Engine, events: list[Any], path: str, effect: bool) -> Ch
 
 
 def main() -> int:
-    """The program; returns its exit code, after a sentence on standard error when that is not 0."""
-    out, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no part of the answer
-
-    def say(data: dict[str, Any]) -> None:
-        print(json.dumps(data), file=out, flush=True)
-
-    try:
-        say(run_check(**json.loads(sys.argv[1]), progress=lambda text: say({"progress": text})))
-    except Exception as error:
-        from .failures import out_of_memory, sentence
-        print(sentence(error), file=sys.stderr)
-        return OUT_OF_MEMORY if out_of_memory(error) else CANNOT_BE_USED if isinstance(error, (ValueError, OSError)) else FAILED
-    return 0
+    """The program; returns its exit code (see program.answer)."""
+    return answer(run_check, lambda error: CANNOT_BE_USED if isinstance(error, (ValueError, OSError)) else FAILED)
 
 
 if __name__ == "__main__":
-    from .__main__ import SPINS
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # as in the engine's process; read when torch is imported
+    set_spins()
     sys.exit(main())
