@@ -14,3 +14,7 @@ def settings_file() -> Path:
 
 def log_file() -> Path:
     return platformdirs.user_log_path(APP) / "engine.log"
+
+
+def votes_file() -> Path:
+    return platformdirs.user_data_path(APP) / "votes.jsonl"
