@@ -353,7 +353,8 @@ class Engine:
         if model is None:
             return EngineSnapshot(memory_bytes=memory)
         running, store = model.scheduler.running, model.store
-        kv = KvView(BLOCK_TOKENS, model.config.blocks, model.runner.kv_bytes, tuple(_owners(running)))
+        owners = tuple(_owners(running))
+        kv = KvView(BLOCK_TOKENS, model.config.blocks, model.runner.kv_bytes, sum(owner.blocks for owner in owners), owners=owners)
         return EngineSnapshot(
             model=model.info, adapters=store.adapter_views(), slots=store.slot_views(), host=store.host_view(), kv=kv, mix=self._mix,
             running=tuple(request.id for request in running), waiting=tuple(request.id for request in model.scheduler.waiting),

@@ -12,6 +12,8 @@ from .protocol import Activation, AdapterInfo, Mix
 
 MAX_SCALE = 1e6
 """far beyond any use, far within fp32"""
+AROUND = 12
+"""tokens of the prompt before and behind an invocation that are told with it"""
 
 
 class MixError(ValueError):
@@ -92,8 +94,16 @@ def _activation(info: AdapterInfo, prompt: Sequence[int], text: Callable[[Sequen
     tokens = info.invocation_tokens
     start = find_last(prompt, tokens)
     if start >= 0:
-        return Activation(info.name, True, start, len(tokens), repr(text(tokens)))
+        return activation_at(info, prompt, start, text)
     return Activation(info.name, False, -1, len(tokens), nearest_miss(prompt, tokens, text))
+
+
+def activation_at(info: AdapterInfo, ids: Sequence[int], start: int, text: Callable[[Sequence[int]], str]) -> Activation:
+    """`info`'s invocation stands in `ids` from index `start` on; the texts are for the screen."""
+    tokens = info.invocation_tokens
+    end = start + len(tokens)
+    return Activation(info.name, True, start, len(tokens), repr(text(tokens)), tuple(text([token]) for token in tokens),
+                      text(ids[max(start - AROUND, 0):start]), text(ids[end:end + AROUND]))
 
 
 def unknown_adapter(name: str, known: Mapping[str, object]) -> str:

@@ -60,6 +60,7 @@ def test_an_alora_starts_at_the_last_invocation_and_says_so() -> None:
     (activation,) = resolved.activations
     assert (activation.found, activation.start, activation.length) == (True, 3, 2)
     assert activation.detail == "'7 8'", "what the other fields do not say"
+    assert (activation.before, activation.tokens, activation.after) == ("7 8 1", ("7", "8"), "2")
 
 
 def test_an_alora_without_its_invocation_is_off_and_says_why() -> None:

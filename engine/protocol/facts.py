@@ -64,6 +64,8 @@ class AdapterInfo(Struct):
     invocation: str = ""
     """aLoRA invocation as text, "" for a plain LoRA"""
     invocation_tokens: tuple[int, ...] = ()
+    invocation_in_reply: bool = False
+    """it also begins to act where the model itself writes the invocation"""
     unmatched: tuple[str, ...] = ()
     """the first of the modules of the file that have no place in the base, as the file names them"""
     outside: int = 0
@@ -100,6 +102,11 @@ class Activation(Struct):
     """tokens of the invocation; 0 for a plain LoRA, which is not reported"""
     detail: str
     """one clause that no other field says: the matched text, or the nearest miss"""
+    tokens: tuple[str, ...] = ()
+    """where it was found, the invocation token by token as it stands there; with what is around it untrusted"""
+    before: str = ""
+    """the text of a few tokens right before it, and right behind it"""
+    after: str = ""
 
 
 class RequestStats(Struct):
