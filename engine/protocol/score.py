@@ -32,6 +32,8 @@ class Scored(Struct):
     tokens: tuple[TokenChance, ...]
     """of the reply, with the log-probability under the first mix"""
     rows: tuple[ScoredRow, ...]
+    notes: tuple[str, ...] = ()
+    """what a reader of the figures must know, a clause each"""
 
 
 class ScoreFailed(Struct):

@@ -1,0 +1,25 @@
+"""The scales of a sweep, as they are typed: `0:1.5:0.25`."""
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+
+from .arguments import MAX_SCALE
+
+MAX_SCALES = 32
+"""rows of one batch, and lines that somebody reads"""
+
+
+def parse_scales(text: str) -> tuple[float, ...]:
+    """`START:END:STEP`, both ends included where the step meets them. Raises ValueError with a sentence for the person."""
+    try:
+        start, end, step = (Decimal(part.strip()) for part in text.split(":"))
+    except (ValueError, InvalidOperation):
+        raise ValueError(f"{text!r} are no scales; write START:END:STEP, for example 0:1.5:0.25") from None
+    if not all(number.is_finite() and abs(number) <= MAX_SCALE for number in (start, end, step)):
+        raise ValueError(f"{text!r}: scales lie between -1,000,000 and 1,000,000")
+    if not step or (end - start) / step < 0:
+        raise ValueError(f"{text!r}: a step of {step} does not lead from {start} to {end}")
+    steps = (end - start) / step
+    if steps >= MAX_SCALES:
+        raise ValueError(f"{text!r} are {int(steps) + 1:,} scales; at most {MAX_SCALES} run together, take a larger step")
+    return tuple(float(start + step * i) for i in range(int(steps) + 1))
