@@ -92,6 +92,10 @@ class MixBoard:
     def redo(self) -> bool:
         return self._travel(self._future, self._past)
 
+    def take(self, state: BoardState) -> None:
+        """Everything as it is on another board of the same adapters."""
+        self._move(state)
+
     def restore(self, state: BoardState) -> None:
         """Return to what holds after a refusal; adapters added since stay, as they are now but off."""
         held = dict(state.settings)
