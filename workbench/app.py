@@ -22,6 +22,7 @@ from .keys import KEYS, PANE_TITLES, bindings
 from .screens.bench import BenchScreen
 from .screens.details import DetailsScreen
 from .screens.engine import EngineScreen
+from .screens.steady import Palette
 from .state import BenchState, StartAdapter
 from .text import clean
 
@@ -161,6 +162,10 @@ class BenchApp(App[None]):
         self.control.cancel_load()
 
     # -- keys -----------------------------------------------------------------------------------
+    def action_command_palette(self) -> None:
+        if not Palette.is_open(self):
+            self.push_screen(Palette(id="--command-palette"))
+
     def action_open_model(self) -> None:
         self.open_load_screen()
 

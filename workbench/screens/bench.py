@@ -26,6 +26,7 @@ from ..widgets.key_line import KeyLine
 from ..widgets.prompt import Prompt
 from .details import DetailsScreen
 from .engine import EngineScreen
+from .steady import SteadySize
 
 TOO_SMALL = "terminal too small: at least 20×6, better 80×24"
 JUST_ENDED_S = 0.7
@@ -46,7 +47,7 @@ class EnginePanels(VerticalScroll, can_focus=False):
             panel.show(control.state)
 
 
-class BenchScreen(Screen):
+class BenchScreen(SteadySize, Screen):
     """Shows the store; keys and messages of its panes become calls of `control`."""
 
     BINDINGS = bindings("bench")

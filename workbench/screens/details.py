@@ -20,6 +20,7 @@ from ..panels.engine import Panel, title
 from ..reload_text import file_line
 from ..text import clean_line
 from ..widgets.key_line import KeyLine
+from .steady import SteadySize
 
 _BARS = re.compile(f"([{BAR}]+)")
 _STYLES = {MARKS["refused"]: "$text-error", MARKS["warning"]: "$text-warning"}
@@ -59,7 +60,7 @@ class ReportPanel(Panel):
         return Content.assemble(*((part, "$primary-lighten-2" if part[:1] in BAR else "") for part in _BARS.split(line)))
 
 
-class DetailsScreen(Screen):
+class DetailsScreen(SteadySize, Screen):
     """Asks for a check when it is opened; F5 asks for an effect run."""
 
     BINDINGS = bindings("details")

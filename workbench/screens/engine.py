@@ -12,9 +12,10 @@ from ..header import header_line
 from ..keys import bindings
 from ..panels.engine import EventsPanel, KvPanel, Panel, SlotsPanel, StepsPanel
 from ..widgets.key_line import KeyLine
+from .steady import SteadySize
 
 
-class EngineScreen(Screen):
+class EngineScreen(SteadySize, Screen):
     """Slots, KV and steps on the left, events on the right; one column on narrow terminals."""
 
     BINDINGS = bindings("engine")

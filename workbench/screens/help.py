@@ -9,6 +9,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ..keys import PANE_TITLES, help_lines
+from .steady import SteadySize
 
 WORDS = (
     ("mix", "The adapters that act, each with its scale: 1 as trained, 0 off, negative pushes the other way"),
@@ -25,7 +26,7 @@ WORDS = (
 )
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(SteadySize, ModalScreen[None]):
     """Lists keys with what they do; Esc closes it."""
 
     BINDINGS = [Binding("escape,f1,q", "close", "Close", id="help.close", tooltip="Close the help")]

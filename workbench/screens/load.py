@@ -28,6 +28,7 @@ from ..text import clean, clean_line
 from ..widgets.ask import MOST_CHARACTERS
 from ..widgets.keys_in_order import LineField
 from ..widgets.load_progress import progress_text
+from .steady import SteadySize
 
 FIELDS = {"context": "Context (0: most)", "slots": "Slots", "host_cache": "Host cache"}
 
@@ -40,7 +41,7 @@ class ModelOption(Option):
         self.path = choice.path
 
 
-class LoadScreen(Screen[None]):
+class LoadScreen(SteadySize, Screen[None]):
     """`load` gives the options to begin with; `problem`, a load that failed, is shown at once. Leaves by itself when a model is loaded."""
 
     BINDINGS = bindings("load")
