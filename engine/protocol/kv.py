@@ -5,7 +5,8 @@ from typing import Literal
 
 from .words import Mix, Struct
 
-MissKind = Literal["", "new tokens", "mix differs", "content changed", "evicted", "cleared"]
+MissKind = Literal["", "new tokens", "mix differs", "content changed", "positions differ", "evicted", "cleared", "no room"]
+"""positions differ: other RoPE factors turned them; no room: it could be copied, but no block was free for that"""
 
 
 class CacheUse(Struct):
@@ -25,7 +26,8 @@ class CacheUse(Struct):
     base_tokens: int = 0
     """of the hit tokens, those on which no adapter acts"""
     llama_cpp_tokens: int = 0
-    """what a cache of one mix a slot, cleared when the adapters or scales of a request differ from the last ones, would have had"""
+    """what llama-server's rule for one slot would have had: the tokens of the last request, cleared when adapters or scales differ unless all
+    of the next are aLoRAs"""
     name_keyed_wrong: int = 0
     """what a cache that knows adapters by name alone would have reused beyond ours: computed with other content or another scale"""
 

@@ -1,0 +1,285 @@
+"""The KV memory: what is found is right, what is not found has its reason, and nothing is lost."""
+from __future__ import annotations
+
+import random
+
+import pytest
+from kv_bench import BASE, KvBench, acting, under
+
+from lora_bench.engine.protocol import CacheCleared, KvEvicted
+from lora_bench.engine.stretches import Stretch
+
+PIRATE, JSON = acting("pirate", 0.7), acting("json")
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return [random.Random(f"{seed} {i}").randrange(50_000) for i in range(count)]
+
+
+def test_a_second_request_finds_whole_blocks_and_the_beginning_of_the_last() -> None:
+    bench = KvBench(16)
+    first = bench.run(1, tokens(40))
+    again = bench.run(2, tokens(40) + tokens(20, 1))
+    assert (first.hit_tokens, first.miss) == (0, "new tokens")
+    assert (again.hit_blocks, again.copied_tokens, again.miss, again.base_tokens) == (2, 8, "new tokens", 40)
+    same = bench.begin(3, tokens(40))
+    assert (same.hit_blocks, same.copied_tokens, same.miss) == (2, 7, ""), "the last token is always computed"
+
+
+def test_running_requests_share_blocks_and_outlive_each_other() -> None:
+    bench = KvBench(8)
+    bench.begin(1, tokens(33))
+    bench.compute(1, tokens(33))
+    assert bench.begin(2, tokens(33)).hit_blocks == 2
+    assert bench.memory.free == 5
+    bench.memory.end(1)
+    assert bench.memory.free == 6
+    bench.check(2, tokens(33), BASE)
+    bench.memory.end(2)
+    assert bench.memory.free == 8
+
+
+def test_history_is_exact() -> None:
+    """Same tokens, other adapters on them: any of it, in any order, shares exactly what is the same."""
+    ids = tokens(64)
+    mixes = [
+        BASE, under(PIRATE), under(acting("pirate", 0.8)), under(acting("pirate", 0.7, "other")), under(PIRATE, JSON), under(JSON, PIRATE),
+        under(JSON, start=20), under(JSON, start=32), (Stretch(0, (PIRATE,)), Stretch(40))]
+    shared = {(i, j): KvBench(16) for i in range(len(mixes)) for j in range(len(mixes))}
+    for (i, j), bench in shared.items():
+        bench.run(1, ids, mixes[i])
+        found = bench.begin(2, ids, mixes[j]).hit_tokens
+        truths = [[bench.truth(2, ids, mix, p) for p in range(63)] for mix in (mixes[i], mixes[j])]
+        assert found == sum(a == b for a, b in zip(*truths, strict=True))
+
+
+def test_stretches_that_change_nothing_do_not_keep_from_sharing() -> None:
+    bench = KvBench(8)
+    bench.run(1, tokens(48), (Stretch(0), Stretch(10), Stretch(20, (JSON,)), Stretch(20)))
+    assert bench.begin(2, tokens(48), ()).hit_tokens == 47
+
+
+def test_two_names_of_one_content_share() -> None:
+    bench = KvBench(8)
+    bench.run(1, tokens(48), under(acting("a", 1.0, "same")))
+    assert bench.begin(2, tokens(48), under(acting("b", 1.0, "same"))).hit_tokens == 47
+
+
+def test_equal_blocks_computed_twice_are_found_once_and_both_end() -> None:
+    bench = KvBench(8)
+    for user in (1, 2):
+        bench.begin(user, tokens(40))
+    for user in (1, 2):
+        bench.compute(user, tokens(40))
+    assert bench.memory.view([]).held == 6
+    bench.memory.end(1)
+    bench.memory.end(2)
+    view = bench.memory.view([])
+    assert (view.held, view.cached, bench.memory.free) == (0, 3, 8)
+
+
+@pytest.mark.parametrize("back", [0, 5, 16, 20, 32, 40])
+def test_rewind_to_any_place_leaves_what_others_see(back: int) -> None:
+    bench = KvBench(12)
+    bench.begin(1, tokens(48))
+    bench.compute(1, tokens(48))
+    bench.begin(2, tokens(48) + [1])
+    bench.compute(2, tokens(48) + [1])
+    bench.memory.rewind(1, back)
+    assert bench.memory.stored(1) == back
+    other = tokens(back) + tokens(30, 1)
+    bench.compute(1, other)
+    bench.check(2, tokens(48) + [1], BASE)
+    bench.memory.end(2)
+    assert bench.begin(3, tokens(48)).hit_tokens == 47
+
+
+def test_rewind_without_a_free_block_writes_over_what_is_its_own_and_leaves_what_is_not() -> None:
+    bench = KvBench(2)
+    bench.begin(1, tokens(32))
+    bench.compute(1, tokens(32))
+    bench.memory.rewind(1, 24)
+    assert bench.memory.stored(1) == 24 and not bench.copies
+    bench.compute(1, tokens(24) + tokens(8, 1))
+    bench.memory.end(1)
+    found = bench.begin(2, tokens(32))
+    assert (found.hit_tokens, found.detail) == (16, "evicted just now for request 1")
+    bench = KvBench(3)
+    bench.begin(1, tokens(32))
+    bench.compute(1, tokens(32))
+    bench.begin(2, tokens(32) + [1])
+    bench.compute(2, tokens(32) + [1])
+    bench.memory.rewind(1, 24)
+    assert bench.memory.stored(1) == 16
+    bench.check(2, tokens(32) + [1], BASE)
+
+
+def test_extend_finds_what_others_computed_meanwhile() -> None:
+    bench = KvBench(12)
+    for user in (1, 2):
+        bench.begin(user, tokens(40))
+        bench.memory.reserve(user, 40)
+    assert bench.memory.next_key(1, tokens(40), BASE) == bench.memory.next_key(2, tokens(40), BASE) is not None
+    bench.compute(1, tokens(40), to=20)
+    assert bench.memory.extend(2, tokens(40), BASE) == 16
+    bench.compute(2, tokens(40), to=18)
+    bench.compute(1, tokens(40))
+    assert bench.memory.extend(2, tokens(40), BASE) == 14
+    assert bench.memory.next_key(2, tokens(40), BASE) is None
+    bench.check(2, tokens(40), BASE)
+    assert bench.memory.view([]).held == 3 + 1, "its own blocks went back"
+
+
+def test_next_keys_differ_with_what_acts() -> None:
+    bench = KvBench(4)
+    keys = []
+    for user, stretches in enumerate((BASE, under(PIRATE), under(JSON, start=15), under(JSON, start=16))):
+        bench.begin(user, tokens(20), stretches)
+        keys.append(bench.memory.next_key(user, tokens(20), stretches))
+    assert keys[0] == keys[3] and len(set(keys)) == 3
+
+
+def test_eviction_takes_the_longest_unused_and_says_so() -> None:
+    bench = KvBench(8)
+    bench.run(1, tokens(48))
+    bench.now += 5
+    bench.run(2, tokens(48, 1))
+    bench.now += 7
+    bench.begin(3, tokens(60, 2))
+    bench.compute(3, tokens(60, 2))
+    assert bench.events == [KvEvicted(2, 3, 12.0)]
+    bench.memory.end(3)
+    bench.now += 9
+    found = bench.begin(4, tokens(48))
+    assert (found.hit_blocks, found.miss, found.detail) == (1, "evicted", "evicted 9 s ago for request 3")
+    assert not bench.memory.reserve(4, 16 * 9) and len(bench.events) == 1, "a memory too small changes nothing"
+
+
+def test_a_full_memory_says_that_there_was_no_room_for_a_copy() -> None:
+    bench = KvBench(2)
+    bench.begin(1, tokens(32))
+    bench.compute(1, tokens(32))
+    found = bench.begin(2, tokens(10))
+    assert (found.hit_tokens, found.miss) == (0, "no room")
+
+
+def test_clear_forgets_what_nobody_holds_and_says_why() -> None:
+    bench = KvBench(16)
+    bench.run(1, tokens(32), under(PIRATE))
+    bench.run(2, tokens(32))
+    bench.begin(3, tokens(32), under(JSON))
+    bench.compute(3, tokens(32), under(JSON))
+    assert bench.memory.clear("adapter pirate was unloaded", {PIRATE.digest}) == 2
+    bench.now += 3
+    found = bench.begin(4, tokens(32), under(PIRATE))
+    assert (found.miss, found.detail) == ("cleared", "cleared 3 s ago: adapter pirate was unloaded")
+    assert bench.begin(5, tokens(32)).hit_tokens == 31
+    bench.memory.end(5)
+    assert bench.memory.clear("it was asked for") == 3
+    assert bench.begin(6, tokens(32), under(JSON)).hit_tokens == 31
+    assert [event for event in bench.events if isinstance(event, CacheCleared)] == [
+        CacheCleared(2, "adapter pirate was unloaded"), CacheCleared(3, "it was asked for")]
+
+
+REASONS = [
+    (under(PIRATE), under(acting("pirate", 0.8)), "mix differs", "pirate x 0.7 then, x 0.8 now"),
+    (under(PIRATE), under(acting("pirate", 0.7 + 1e-9)), "mix differs", "pirate x 0.7 then, x 0.7000000009999999 now"),
+    (under(PIRATE, JSON), under(PIRATE), "mix differs", "json acted then, not now"),
+    (BASE, under(PIRATE), "mix differs", "pirate acts now, not then"),
+    (under(PIRATE, JSON), under(JSON, PIRATE), "mix differs", "the order was pirate, json then, json, pirate now"),
+    (under(acting("pirate", 0.7, "12ab99")), under(acting("pirate", 0.7, "34cd99")), "content changed",
+     "content of pirate changed (digest 12ab… then, 34cd… now)"),
+    (BASE, under(JSON, start=20), "mix differs",
+     "json acts now, not then, from token 20 on; json begins to act inside this block, at token 20"),
+]
+
+
+@pytest.mark.parametrize("then, now, kind, detail", REASONS)
+def test_reasons_of_a_miss(then: tuple[Stretch, ...], now: tuple[Stretch, ...], kind: str, detail: str) -> None:
+    bench = KvBench(16)
+    bench.run(1, tokens(40), then)
+    found = bench.begin(2, tokens(40), now)
+    assert (found.miss, found.detail) == (kind, detail)
+
+
+def test_the_closest_former_mix_tells_also_when_it_is_gone() -> None:
+    bench = KvBench(16)
+    bench.run(1, tokens(40), under(PIRATE))
+    bench.run(2, tokens(40), under(acting("a"), acting("b"), acting("c"), acting("d")))
+    bench.memory.clear("it was asked for")
+    found = bench.begin(3, tokens(40), under(acting("pirate", 0.8)))
+    assert found.detail == "pirate x 0.7 then, x 0.8 now"
+    found = bench.begin(4, tokens(40), under(acting("e")))
+    assert found.detail == "pirate acted then, not now, e acts now, not then"
+
+
+def test_other_positions_are_told() -> None:
+    bench = KvBench(16)
+    bench.run(1, tokens(40))
+    assert bench.begin(2, tokens(40), root=b"long").miss == "positions differ"
+
+
+def test_tokens_that_only_begin_alike_are_new() -> None:
+    bench = KvBench(16)
+    bench.run(1, tokens(40), under(PIRATE))
+    assert bench.begin(2, tokens(8) + tokens(40, 1)).miss == "new tokens"
+
+
+def test_what_other_rules_would_have_had() -> None:
+    bench = KvBench(64)
+    ids = tokens(48)
+    bench.run(1, ids, under(PIRATE))
+    assert bench.begin(2, ids, under(PIRATE)).llama_cpp_tokens == 47
+    rescaled = bench.begin(3, ids, under(acting("pirate", 0.8)))
+    assert (rescaled.llama_cpp_tokens, rescaled.name_keyed_wrong) == (0, 32)
+    reloaded = bench.begin(4, ids, under(acting("pirate", 0.8, "new")))
+    assert reloaded.name_keyed_wrong == 32
+    back = bench.begin(5, ids, under(PIRATE))
+    assert (back.llama_cpp_tokens, back.hit_tokens, back.name_keyed_wrong) == (0, 47, 0)
+    bench.run(6, ids)
+    late = bench.begin(7, ids, under(JSON, start=40))
+    assert (late.llama_cpp_tokens, late.hit_tokens) == (39, 40)
+    counters = bench.memory.view([]).counters
+    assert counters.llama_cpp_tokens == 47 + 39 and counters.name_keyed_wrong == 64
+    assert (counters.looked_up_tokens, counters.hit_tokens) == (7 * 47, 2 * 47 + 40)
+
+
+def test_the_view_shows_every_block_once() -> None:
+    bench = KvBench(16)
+    bench.run(1, tokens(20), under(PIRATE))
+    bench.begin(2, tokens(33))
+    bench.compute(2, tokens(33))
+    bench.begin(3, tokens(33))
+    bench.compute(3, tokens(33))
+    view = bench.memory.view([(2, ()), (3, ())], nbytes=7)
+    assert [owner.shared for owner in view.owners] == [2, 2] and view.bytes == 7
+    assert sum(run.count for run in view.runs) == 16
+    assert all(a.first + a.count == b.first for a, b in zip(view.runs, view.runs[1:], strict=False))
+    shown = {(view.mixes[run.mix] if run.mix >= 0 else None, run.requests): run.count for run in view.runs}
+    assert shown[(), (2, 3)] == 2 and sum(run.count for run in view.runs if run.mix < 0) == 10
+    assert [use.name for mix in view.mixes for use in mix] == ["pirate"]
+    assert (view.held, view.cached) == (4, 2)
+
+
+def test_ended_without_keeping_leaves_only_what_was_there() -> None:
+    bench = KvBench(16)
+    bench.run(1, tokens(32))
+    bench.begin(2, tokens(32) + tokens(40, 1))
+    bench.compute(2, tokens(32) + tokens(40, 1))
+    bench.memory.end(2, keep=False)
+    assert bench.memory.view([]).cached == 2
+    assert bench.begin(3, tokens(32) + tokens(40, 1)).hit_tokens == 32
+
+
+def test_misuse_is_refused() -> None:
+    bench = KvBench(4)
+    bench.begin(1, tokens(20), under(PIRATE))
+    with pytest.raises(ValueError, match="request 1 has its KV blocks already"):
+        bench.memory.begin(1, tokens(20), BASE)
+    with pytest.raises(ValueError, match="0 tokens in 0 KV blocks; 20 were committed"):
+        bench.memory.commit(1, tokens(20), under(PIRATE), 20)
+    bench.compute(1, tokens(20), under(PIRATE))
+    with pytest.raises(ValueError, match="other adapters act on the 20 stored tokens of request 1"):
+        bench.memory.commit(1, tokens(20), BASE, 20)
+    with pytest.raises(ValueError, match="cannot go back to 21"):
+        bench.memory.rewind(1, 21)
