@@ -38,6 +38,7 @@ from .protocol import (
     TextDelta,
 )
 from .request import Reason, Request, check_sampling
+from .scores import Scores
 from .slot_pool import SlotsBusy
 from .stop_text import StopText
 from .tokenizer import TextStream
@@ -59,6 +60,7 @@ class Engine:
         self._mix: Mix = ()
         self._process = psutil.Process()
         self.checks = Checks(self, emit)
+        self.scores = Scores(self, emit)
 
     @property
     def model(self) -> LoadedModel:
@@ -85,6 +87,7 @@ class Engine:
         if self._model is None:
             return
         self.checks.drop(f"the base was unloaded: {because}")
+        self.scores.drop(f"the base was unloaded: {because}")
         self.drop_requests(f"the base was unloaded: {because}")
         self._model.store.clear()
         self._model, self._mix = None, ()
@@ -107,7 +110,7 @@ class Engine:
         """Put what was read under `name`: for new and waiting requests and the standing mix; running ones finish on what they have."""
         model = self.model
         swap = model.store.replace(name, read)
-        for request in model.scheduler.running:
+        for request in (*model.scheduler.running, *self.scores.requests):
             if request.id in swap.users:
                 request.mix = request.mix.renamed(name, swap.kept_as)
         for request in [request for request in model.scheduler.waiting if any(use.name == name for use in request.mix.mix)]:

@@ -35,11 +35,16 @@ from .protocol import (
     RequestFinished,
     RequestQueued,
     RequestStats,
+    Score,
+    ScoreFailed,
     SetInvocation,
     SetMix,
     Shutdown,
+    Tokenize,
+    Tokenized,
     UnloadAdapter,
 )
+from .tokenized import tokenized
 from .watch import FileWatch
 from .weights.load import LoadCancelled
 
@@ -84,7 +89,7 @@ class _Service:
 
     def _patience(self) -> float:
         """Seconds that the loop may sleep."""
-        if self.engine.busy or self.engine.checks.busy:
+        if self.engine.busy or self.engine.checks.busy or self.engine.scores.busy:
             return 0.0
         often = self._changed or self._loads.pending
         due = self._snapshot_at + (SNAPSHOT_SECONDS if often else IDLE_SECONDS) - time.monotonic()
@@ -100,7 +105,10 @@ class _Service:
 
     def _step(self) -> None:
         try:
-            if not self.engine.step() and self.engine.checks.busy:
+            stepped = self.engine.step()
+            if self.engine.scores.busy:
+                self.engine.scores.advance()
+            elif not stepped and self.engine.checks.busy:
                 self.engine.checks.advance()
         except Exception as error:
             memory = out_of_memory(error)
@@ -213,6 +221,10 @@ def _failure(command: Command, error: Exception) -> Event:
             return RequestFailed(command.request_id, text, out_of_memory=memory)
         case SetMix():
             return MixRefused(command.mix, text)
+        case Score():
+            return ScoreFailed(command.score_id, text, memory)
+        case Tokenize():
+            return Tokenized(command.ask_id, (), (), detail=text)
         case _:
             return CommandFailed(text)
 
@@ -222,7 +234,9 @@ def _names(command: Command) -> frozenset[str]:
     match command:
         case Generate() | SetMix():
             return frozenset(use.name for use in command.mix)
-        case Shutdown() | LoadModel() | LoadAdapter() | CancelLoad() | Abort():
+        case Score():
+            return frozenset(use.name for mix in command.mixes for use in mix)
+        case Shutdown() | LoadModel() | LoadAdapter() | CancelLoad() | Abort() | Tokenize():
             return frozenset()
         case _:
             return frozenset((command.name,))
@@ -239,5 +253,7 @@ _ACTIONS: dict[type, Callable[[_Service, Command], object]] = {
     CheckAdapter: lambda service, command: service.engine.checks.ask(command.name, command.effect),
     Generate: lambda service, command: service.engine.submit(command),
     SetMix: lambda service, command: service.engine.set_mix(command.mix, command.request_ids),
+    Score: lambda service, command: service.engine.scores.ask(command),
+    Tokenize: lambda service, command: service._emit(tokenized(service.engine.model, command)),
     Abort: lambda service, command: service.engine.abort(command.request_id),
 }

@@ -19,12 +19,20 @@ def plain_data(value: object) -> object:
     return [plain_data(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+SCORE_IDS = -2_000_000
+"""and below: numbers of the rows of a score"""
+
+
 def requests_text(users: Iterable[int]) -> str:
-    """Who computes, in words: `request 3, 4 and an adapter check`. The requests of a check, which no person made, have negative numbers."""
-    numbers = sorted(users)
-    people = ", ".join(str(number) for number in numbers if number >= 0)
-    check = "an adapter check" if numbers and numbers[0] < 0 else ""
-    return " and ".join(filter(None, (f"request {people}" if people else "", check)))
+    """Who computes, in words: `request 3, 4 and an adapter check`.
+
+    Requests that no person made have negative numbers, those of a score the lowest.
+    """
+    numbers = set(users)
+    people = ", ".join(str(number) for number in sorted(numbers) if number >= 0)
+    check = "an adapter check" if any(SCORE_IDS < number < 0 for number in numbers) else ""
+    score = "the reading of a text" if any(number <= SCORE_IDS for number in numbers) else ""
+    return " and ".join(filter(None, (f"request {people}" if people else "", check, score)))
 
 
 class AdapterUse(Struct):
