@@ -92,8 +92,16 @@ class FakeEngine:
             slots.append(p.SlotView(slot, name, info.ranks[-1], info.bytes, name in self.pinned, 0, 2.0) if info else p.SlotView(slot))
         facts = dict(model=model(), adapters=tuple(views), slots=tuple(slots), mix=self.mix, memory_bytes=900 << 20,
                      host=p.HostView(len(views) * 3_800_000, 1 << 30, tuple(self.adapters)),
-                     kv=p.KvView(16, 512, 377 << 20, (p.KvOwner(1, 20, 312, self.mix),)))
+                     kv=self.kv())
         return p.EngineSnapshot(**{**facts, **fields})
+
+    def kv(self) -> p.KvView:
+        """A reply that shares the base's part of its prompt with another, blocks kept under a former mix, and free ones."""
+        former = (p.AdapterUse(PIRATE, 0.5),)
+        runs = (p.KvRun(0, 12, 0, (1, 2)), p.KvRun(12, 8, 1, (1,)), p.KvRun(20, 3, 2), p.KvRun(23, 489, -1))
+        owners = (p.KvOwner(1, 20, 312, self.mix, 12), p.KvOwner(2, 12, 190, (), 12))
+        counters = p.KvCounters(1204, 1104, 9, 3, 2, 1, 300, 64)
+        return p.KvView(16, 512, 377 << 20, 20, 3, owners, ((), self.mix or former, former), runs, counters)
 
     # -- what a well-behaved engine answers -----------------------------------------------------
     def _do_LoadModel(self, _: p.LoadModel) -> None:
@@ -114,9 +122,20 @@ class FakeEngine:
         self.emit(self.snapshot())
 
     def _do_SetInvocation(self, command: p.SetInvocation) -> None:
-        info = adapter(command.name, invocation=command.text, invocation_tokens=tuple(range(len(command.text.split()))))
+        info = adapter(command.name, invocation=command.text, invocation_tokens=tuple(range(len(command.text.split()))),
+                       invocation_in_reply=command.in_reply)
         self.adapters[command.name] = info
         self.emit(p.AdapterChanged(info), self.snapshot())
+
+    def _do_Tokenize(self, command: p.Tokenize) -> None:
+        words = command.invocation.split()
+        said = " ".join(message.content for message in command.prompt.messages) if command.prompt else ""
+        found = command.prompt is not None and command.invocation in said
+        miss = "" if found or command.prompt is None else f"nearest is [0, 9] at token 4, expected {list(range(len(words)))}"
+        self.emit(p.Tokenized(command.ask_id, tuple(range(len(words))), tuple(words), found, 7 if found else -1, miss))
+
+    def _do_ClearCache(self, _: p.ClearCache) -> None:
+        self.emit(p.CacheCleared(3, "you asked for it"))
 
     def _do_CheckAdapter(self, command: p.CheckAdapter) -> None:
         self.emit(p.CheckProgress(command.name, "measures layer 0"),

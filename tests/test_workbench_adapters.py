@@ -92,7 +92,7 @@ async def test_invocation_is_set_shown_and_invoked() -> None:
     async with running(app) as pilot:
         await say(pilot, "Capital?")
         await pilot.press("tab", "down", "down", "f")
-        app.screen.query_one("#ask-field").value = "is this right"
+        app.screen.query_one("#invocation-field").value = "is this right"
         await pilot.press("enter")
         await settled(pilot)
         assert "is this right = 3 tok: 0 1 2" in screen_text(app)

@@ -30,18 +30,20 @@ def everything(evil: str, name: str) -> list[p.Event]:
     mix = (p.AdapterUse(name, 0.5),)
     facts = model(name=evil, path=evil, dtype=evil, device=evil)
     view = p.AdapterView(info, "slot", 0, True)
-    owner = p.KvOwner(1, 2, 20, mix)
+    kv = p.KvView(16, 9, 9, 2, 1, (p.KvOwner(1, 2, 20, mix),), ((), mix), (p.KvRun(0, 2, 1, (1, 2)), p.KvRun(2, 1, 0), p.KvRun(3, 6, -1)))
+    found = p.Activation(evil, True, 1, 2, evil, (evil, evil), evil, evil)
+    cache = p.CacheUse(3, 1, miss="mix differs", detail=evil)
     return [
         p.ModelLoading(evil, evil, 1, 2), p.ModelLoaded(facts, 1.0), p.AdapterLoaded(info, 1.0), p.AdapterFailed(name, evil, evil),
         p.AdapterUnloading(evil, (1,)), p.AdapterChanged(info), p.SlotLoaded(0, name, 1, 1.0, evil, evil), p.SlotTouched(0, evil),
         p.SlotEvicted(1, evil, evil), p.HostLoaded(evil, 1, 1.0), p.HostEvicted(evil, 1, evil), p.MixRefused(mix, evil),
         p.RequestQueued(1, evil),
-        p.RequestStarted(1, 3, (p.Activation(name, False, -1, 2, evil), p.Activation(evil, True, 1, 2, evil))),
-        p.TextDelta(1, evil, 1), p.MixSet(mix, {1: 1}),
+        p.RequestStarted(1, 3, (p.Activation(name, False, -1, 2, evil), found), cache),
+        p.TextDelta(1, evil, 1), p.MixSet(mix, {1: 1}, {}, {1: 2}), p.InvocationFired(1, found, 1),
         p.TextDelta(1, f"`{evil}`\n# {evil}\n| {evil} | b |\n|---|---|\n| {evil} | c |\n", 2),
         p.RequestFinished(1, "stop", stats()), step(1), p.CommandFailed(evil), p.EngineFailed(evil, fatal=False),
-        p.EngineSnapshot(facts, (view,), (p.SlotView(0, name, 8, 9, True, 1),), p.HostView(1, 2, (name,)), p.KvView(16, 9, 9, (owner,)),
-                         mix),
+        p.RequestPreempted(1, evil, 3), p.CacheCleared(2, evil), p.KvEvicted(1, 1, 2.0), p.Tokenized(1, (1,), (evil,), False, -1, evil),
+        p.EngineSnapshot(facts, (view,), (p.SlotView(0, name, 8, 9, True, 1),), p.HostView(1, 2, (name,)), kv, mix),
     ]
 
 

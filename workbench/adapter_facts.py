@@ -33,6 +33,7 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
     if info.invocation:  # high up: without it the adapter seems to do nothing
         ids = " ".join(map(str, info.invocation_tokens[:12]))
         lines[2:2] = ["acts only after its invocation: v invokes it on this chat, f changes it",
+                      *(["also where the model itself writes it"] if info.invocation_in_reply else ()),
                       f"⚑ {clean_line(info.invocation, 80)} = {len(info.invocation_tokens)} tok: {ids}"]
     if info.norms:
         lines.append(f"{'‖BA‖' if info.dora else '‖ΔW‖'} {sparkline(folded(info.norms, max(width - 6, 8)), 200)}")

@@ -1,4 +1,4 @@
-"""The application: drains the engine's events into the store and has the screens show it."""
+"""The application: drains the engine's events into the store and has the screens show it. `chat` is the file of a chat to go on with."""
 from __future__ import annotations
 
 import asyncio
@@ -6,6 +6,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -50,17 +51,20 @@ class BenchApp(App[None]):
     ENABLE_COMMAND_PALETTE = True
 
     def __init__(self, backend: Backend, inbox: deque[Event], load: LoadModel | None = None,
-                 adapters: tuple[StartAdapter, ...] = (), clock: Callable[[], datetime] = datetime.now) -> None:
+                 adapters: tuple[StartAdapter, ...] = (), clock: Callable[[], datetime] = datetime.now,
+                 chat: Path | None = None) -> None:
         super().__init__()
         self.state = BenchState(clock=clock)
         self.control = Control(self.state, backend)
         self.inbox = inbox
-        self._start = (load, adapters)
+        self._start = (load, adapters, chat)
         self._ticks = 0
         self._stale = 2
         """parts of the screen that are still to be drawn"""
         self._part = 0
         self._key_at = 0.0
+        self._settled = False
+        """the settings were read"""
 
     def get_default_screen(self) -> Screen:
         """The main screen is the first that is laid out and painted."""
@@ -69,13 +73,23 @@ class BenchApp(App[None]):
     def on_mount(self) -> None:
         for number in ENDING_SIGNALS:  # leave as by a key: the terminal is restored, the engine ended
             asyncio.get_running_loop().add_signal_handler(number, self.exit, None, 128 + number)
-        load, adapters = self._start
+        load, adapters, chat = self._start
         self.state.wanted.extend(adapters)
+        if chat:
+            self._take_up(chat)
+        else:
+            self.control.sessions.look()
         if load:
             self.control.open_model(load)
         else:
             self.open_load_screen()
         self.set_interval(TICK, self._tick)
+
+    def _take_up(self, chat: Path) -> None:
+        try:
+            self.state.notice(self.control.sessions.take_up(chat))
+        except ValueError as error:
+            self.state.notice(str(error), "error")
 
     @on(Driver.SignalResume)
     def _resumed(self) -> None:
@@ -97,6 +111,7 @@ class BenchApp(App[None]):
             self._stale = 2
             if isinstance(event, _FORWARDED):
                 self._forward(event)
+        self.control.sessions.tick()
         self._ticks += 1
         if self._ticks >= SLOW_TICKS:
             self._stale = 2
@@ -141,8 +156,11 @@ class BenchApp(App[None]):
     def _remember(self, event: ModelLoaded) -> None:
         """Put the model first among the recent ones of the load screen."""
         from .paths import settings_file
-        from .settings import remember  # its TOML reader takes a while to import
+        from .settings import read_settings, remember  # its TOML reader takes a while to import
 
+        if not self._settled:
+            self._settled = True
+            self.state.change = read_settings(settings_file())[0].live_change
         problem = remember(settings_file(), self.control.load or LoadModel(), event.model.name, self.state.clock().astimezone())
         if problem:
             self.state.notice(problem, "error")
@@ -209,7 +227,12 @@ class BenchApp(App[None]):
                 if target is not None and target.check_action(key.action.partition("(")[0], ()) is not False:
                     run = self._runner(screen, pane, key.action)
                     yield SystemCommand(f"{key.help}  ({key.keys})", f"{PANE_TITLES[pane]}: {key.label}", run)
+        yield SystemCommand("Forget the KV blocks that no running reply holds  (/clear-cache)", "Anywhere: Clear the KV cache",
+                            self._clear_cache)
         yield SystemCommand("Choose the colours", "Anywhere: Theme", self.action_change_theme)
+
+    def _clear_cache(self) -> None:
+        self.notify(self.control.clear_cache(), markup=False)
 
     def _target(self, screen: Screen, pane: str) -> DOMNode | None:
         return screen.action_target(pane) if hasattr(screen, "action_target") else self

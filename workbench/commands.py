@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .control import Control
+from .live_change import CHANGES, change_text
 from .mixboard import mix_text
 
 Run = Callable[[Control, str], str]
@@ -83,9 +84,25 @@ def _reload(control: Control, name: str) -> str:
     return f"to be read again: {', '.join(names)}"
 
 
+def _change(control: Control, way: str) -> str:
+    if way and way not in CHANGES:
+        raise ValueError(f"{way} is no way to take a change of the mix; there are {', '.join(CHANGES)}")
+    if way:
+        control.set_change(next(known for known in CHANGES if known == way))
+    return change_text(control.state.change)
+
+
 def _clear(control: Control, _: str) -> str:
     control.new_chat()
     return "the chat is empty; adapters and mix stay"
+
+
+def _chats(control: Control, _: str) -> str:
+    return control.sessions.list()
+
+
+def _resume(control: Control, which: str) -> str:
+    return control.sessions.resume(which)
 
 
 def _help(control: Control, _: str) -> str:
@@ -119,6 +136,10 @@ COMMANDS: dict[str, tuple[str, Run]] = {
     "seed": ("NUMBER — the seed of the next reply", _seed),
     "load": ("PATH — add adapters: a folder, a file, or a sample's name", _load),
     "reload": ("NAME — read the adapter's file again; alone: all whose files changed", _reload),
+    "change": ("splice|recompute|finish — what a change of the mix does to a reply that is being written; alone: say it", _change),
+    "clear-cache": ("— forget the KV blocks that no running reply holds", lambda control, _: control.clear_cache()),
     "clear": ("— empty the chat", _clear),
+    "chats": ("— the chats of earlier runs", _chats),
+    "resume": ("NUMBER — go on with an earlier chat, as /chats numbers them; alone: the latest", _resume),
     "help": ("— this list and the settings", _help),
 }

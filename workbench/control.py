@@ -9,10 +9,17 @@ from ..engine import protocol as p
 from ..sample_adapters import sample_adapters
 from .backends.backend import Backend
 from .checks import AdapterChecks
+from .compare_control import CompareControl
+from .live_change import CHANGES, change_text
 from .mixboard import Setting
 from .paste import MOST_FOUND, adapters_in, pasted_paths
+from .paths import settings_file, votes_file
+from .session import Session
+from .sessions import Sessions
 from .state import BenchState, StartAdapter
-from .transcript import Notice, Turn, Version, history_of
+from .text import counted
+from .transcript import Change, Notice, Turn, Version, history_of
+from .votes import VoteFile
 
 MAX_PROMPT = 64 << 10
 """characters of one message; more is refused at the prompt, with the size"""
@@ -29,9 +36,11 @@ class Control:
         self.load: p.LoadModel | None = None
         self._backend = backend
         self.checks = AdapterChecks(state, backend.send)
+        self.sessions = Sessions(self)
+        self.comparing = CompareControl(state, backend.send, self._new_id, VoteFile(votes_file()))
         self._paths: dict[str, str] = {}
         self._pins: set[str] = set()
-        self._invocations: dict[str, str] = {}
+        self._invocations: dict[str, tuple[str, bool]] = {}
         self._leaving: set[str] = set()
         """adapters that the person asked to unload"""
         self._last_id = 0
@@ -49,7 +58,7 @@ class Control:
             case p.AdapterLoaded():
                 self._adapter_ready(event.adapter)
             case p.AdapterChanged():
-                self._invocations[event.adapter.name] = event.adapter.invocation
+                self._invocations[event.adapter.name] = event.adapter.invocation, event.adapter.invocation_in_reply
             case p.EngineSnapshot():
                 self._pins -= {view.info.name for view in event.adapters}
                 self._pins |= {view.info.name for view in event.adapters if view.pinned}
@@ -61,6 +70,7 @@ class Control:
                 self._last_mix = None
             case p.MixRefused() if event.mix == self._last_mix:
                 self._last_mix = self.state.mix()  # the board went back to what the engine holds
+        self.comparing.receive(event)
         self._send_waiting()
 
     def open_model(self, load: p.LoadModel, adapters: tuple[StartAdapter, ...] = ()) -> None:
@@ -126,8 +136,38 @@ class Control:
         """Pin, or unpin what is pinned."""
         self._backend.send(p.PinAdapter(name, name not in self._pins))
 
-    def set_invocation(self, name: str, text: str) -> None:
-        self._backend.send(p.SetInvocation(name, text))
+    def set_invocation(self, name: str, text: str, in_reply: bool = False) -> None:
+        self._backend.send(p.SetInvocation(name, text, in_reply))
+
+    def look_at_invocation(self, text: str, draft: str) -> None:
+        """Ask how the base cuts `text`, and whether the prompt that would be sent now, with `draft` as its message, has it."""
+        self.state.asked += 1
+        self.state.tokenized = None
+        said = history_of(self.state.items, "")
+        if draft and not draft.startswith("/"):
+            said = (*said, p.Message("user", draft))
+        system = (p.Message("system", self.system),) if self.system else ()
+        self._backend.send(p.Tokenize(self.state.asked, text, p.Chat((*system, *said)) if said else None))
+
+    def set_change(self, change: Change) -> None:
+        """What a change of the mix does, from now on, to a reply that is being written; kept across runs."""
+        from .settings import keep_change  # its TOML reader takes a while to import
+
+        self.state.change = change
+        if problem := keep_change(settings_file(), change):
+            self.state.notice(problem, "error")
+
+    def next_change(self) -> None:
+        """The next of the ways, and what it means."""
+        self.set_change(CHANGES[(CHANGES.index(self.state.change) + 1) % len(CHANGES)])
+        self.state.hint = change_text(self.state.change)
+
+    def clear_cache(self) -> str:
+        """Have the engine forget the KV blocks that no running reply holds; the sentence that says so."""
+        self._backend.send(p.ClearCache())
+        kept = self.state.snapshot.kv.cached
+        return f"{counted(kept, 'KV block')} kept for later prompts will be forgotten: the next ones are read anew" if kept else (
+            "no KV block is kept for later prompts")
 
     def prompt_prefix(self, name: str) -> str:
         """What the adapter's file says it expects before a prompt; it is offered, never applied unasked."""
@@ -140,8 +180,29 @@ class Control:
         if mix == self._last_mix or not self.state.model:
             return
         self._last_mix = mix
-        self.state.sent = [*self.state.sent[-20:], (mix, self.state.board.now)]
-        self._backend.send(p.SetMix(mix, tuple(v.request_id for v in self.state.running if not v.invoked)))
+        change = self.state.change
+        self.state.sent = [*self.state.sent[-20:], (mix, self.state.board.now, change)]
+        self._backend.send(p.SetMix(mix, tuple(v.request_id for v in self.state.running if not v.invoked), change))
+
+    def adapters(self) -> tuple[StartAdapter, ...]:
+        """The adapters of the list as they are set, for another start."""
+        board = self.state.board
+        return tuple(StartAdapter(self._paths[name], name, board[name].scale, board[name].on) for name in board.names if name in self._paths)
+
+    def take_up(self, session: Session) -> None:
+        """An earlier chat takes the place of this one, with its system message, sampling, adapters and their scales."""
+        self.state.take_up(session.turns)
+        for version in self.state.versions():
+            self._last_id += 1
+            version.request_id = self._last_id
+        self.system, self.sampling = session.bench.system, session.bench.sampling
+        coming = {adapter.name for adapter in self.state.wanted}
+        for adapter in session.bench.adapters:
+            if adapter.name in self.state.board:
+                self.state.board.put(adapter.name, Setting(adapter.on, adapter.scale))
+            elif adapter.name not in coming:
+                self.add_adapter(adapter)
+        self.send_mix()
 
     # -- chat -----------------------------------------------------------------------------------
     def ask(self, text: str) -> bool:
@@ -228,10 +289,13 @@ class Control:
             return False
         return True
 
-    def _version(self, history: tuple[p.Message, ...], sampling: p.Sampling) -> Version:
+    def _new_id(self) -> int:
         self._last_id += 1
+        return self._last_id
+
+    def _version(self, history: tuple[p.Message, ...], sampling: p.Sampling) -> Version:
         waits = "" if self.state.model else "waits for the model"
-        return Version(self._last_id, history, self.state.mix(), sampling, note=waits)
+        return Version(self._new_id(), history, self.state.mix(), sampling, note=waits)
 
     def _send_waiting(self) -> None:
         """Send what waited for the model and its adapters, with the mix as it is now."""
@@ -259,7 +323,7 @@ class Control:
         if info.name in self._pins:
             self._backend.send(p.PinAdapter(info.name, True))
         if info.name in self._invocations:
-            self._backend.send(p.SetInvocation(info.name, self._invocations[info.name]))
+            self._backend.send(p.SetInvocation(info.name, *self._invocations[info.name]))
 
     def _answered(self, path: str, name: str) -> StartAdapter | None:
         """Take the wish that this answer belongs to: by name, by path, else the oldest."""

@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 from ..engine import protocol as p
+from .cache_text import started_text
 from .check_text import verdict_text
 from .mixboard import mix_text
 from .reload_text import checkpoint_text, sha_text
-from .text import size_text
+from .text import counted, size_text
 
 
 def event_line(event: p.Event) -> tuple[str, bool] | None:
@@ -25,6 +26,17 @@ def _adapter(event: p.AdapterLoaded) -> tuple[str, bool]:
 
 def _unloading(event: p.AdapterUnloading) -> tuple[str, bool]:
     return f"unload of {event.name} waits for {p.requests_text(event.waiting_for)}", False
+
+
+def _mix(event: p.MixSet) -> tuple[str, bool]:
+    again = [f"{counted(tokens, 'token')} of request {number} computed again" for number, tokens in event.recomputed.items() if tokens]
+    return " · ".join((f"mix: {mix_text(event.mix)}", *again)), False
+
+
+def _fired(event: p.InvocationFired) -> tuple[str, bool]:
+    activation = event.activation
+    return (f"{activation.adapter} acts in request {event.request_id} from token {activation.start}: the model wrote its invocation, "
+            f"{activation.detail}"), False
 
 
 _FILE = {"changed": "its file changed on disk", "deleted": "its file is gone", "back": "its file is again what was read"}
@@ -49,9 +61,16 @@ _LINES = {
     p.SlotEvicted: lambda e: (f"{e.adapter} left G{e.slot}: {e.because}", False),
     p.HostLoaded: lambda e: (f"{e.adapter} → host, {size_text(e.bytes)} in {e.ms:.1f} ms", False),
     p.HostEvicted: lambda e: (f"{e.adapter} left the host tier, {size_text(e.bytes)}: {e.because}", False),
-    p.MixSet: lambda e: (f"mix: {mix_text(e.mix)}", False),
+    p.MixSet: _mix,
     p.MixRefused: lambda e: (f"mix refused: {e.message}", True),
     p.RequestQueued: lambda e: (f"request {e.request_id} waits: {e.because}", False),
+    p.RequestStarted: lambda e: (started_text(e.request_id, e.cache), False) if e.cache.prompt_tokens else None,
+    p.RequestPreempted: lambda e: (f"request {e.request_id} gave its {counted(e.tokens, 'token')} of KV memory back and waits: {e.because}",
+                                   False),
+    p.InvocationFired: _fired,
+    p.CacheCleared: lambda e: (f"{counted(e.blocks, 'KV block')} cleared: {e.because}", False),
+    p.KvEvicted: lambda e: (f"{counted(e.blocks, 'KV block')} evicted for request {e.request_id}, the oldest unused for {e.oldest_s:.0f} s",
+                            False),
     p.RequestFailed: lambda e: (f"request {e.request_id} failed: {e.message}", True),
     p.CommandFailed: lambda e: (e.message, True),
     p.EngineFailed: lambda e: (e.message, True),

@@ -77,14 +77,20 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("f5", "effect", "Effect", "Compare the base's words with and without the adapter, over a few prompts"),
         Key("f", "invocation", "Invocation", "Set the aLoRA invocation string; empty makes it a plain LoRA"),
         Key("v", "invoke", "Invoke", "Let this aLoRA act on the chat by its invocation"),
+        Key("c", "change", "Live change",
+            "What a change of the mix does to a reply that is being written: splice, recompute, or finish the reply first"),
         Key("u", "undo", "Undo", "Take back the last change of the mix"),
         Key("U", "redo", "Redo", "Do again what was taken back"),
         Key("up,k", "cursor(-1)", "Up", "The adapter above"),
         Key("down,j", "cursor(1)", "Down", "The adapter below"),
     ),
+    "invocation": (
+        Key("ctrl+t", "in_reply", "In replies", "Let the adapter also act where the model itself writes the invocation", footer=True),
+    ),
     "engine": (
         Key("f1", "app.help", "Help", "What the keys and the words of this screen mean", footer=True),
         Key("escape,f4", "back", "Back", "Back to the chat", footer=True),
+        Key("c", "clear_cache", "Clear cache", "Forget the KV blocks that no running reply holds", footer=True),
     ),
     "details": (
         Key("f1", "app.help", "Help", "What the keys and the words of this screen mean", footer=True),
@@ -103,7 +109,7 @@ KEYS: dict[str, tuple[Key, ...]] = {
 AT_ONCE = ("adapters",)
 """panes whose keys are carried out before the next key is looked at: it may be typed into a field that they open"""
 PANE_TITLES = {"app": "Anywhere", "bench": "Main screen", "prompt": "Prompt", "reply": "Chat", "adapters": "Adapters",
-               "engine": "Engine screen", "details": "Details of an adapter", "load": "Load screen"}
+               "invocation": "Invocation field", "engine": "Engine screen", "details": "Details of an adapter", "load": "Load screen"}
 
 
 def bindings(pane: str) -> list[Binding]:

@@ -3,35 +3,48 @@ from __future__ import annotations
 
 from textual.content import Content
 
+from ..engine.protocol import Activation
+from .cache_text import prefix_text
 from .mixboard import mix_text
-from .text import clean_line
+from .text import clean_line, counted
+from .token_text import span_content
 from .transcript import Version
 
+_QUIET = "$foreground 60%"
 _REASONS = {"length": "max_tokens reached (/set max_tokens 1024)", "context": "the context is full (Ctrl+N starts anew)",
             "aborted": "stopped"}
 
 
 def meter_lines(version: Version) -> list[Content]:
     """State or figures of a reply, then one line for each aLoRA of its mix."""
-    style = "$text-error" if version.phase in ("failed", "lost") else "$foreground 60%"
+    style = "$text-error" if version.phase in ("failed", "lost") else _QUIET
     lines = [Content.assemble((clean_line(_figures(version), 600), style))]
-    for activation in version.activations:
-        mark = "" if activation.found else "$text-warning"
-        if activation.found:
-            text = f"⚑ {activation.adapter} acts from token {activation.start} · {activation.detail}"
-        else:
-            text = f"⚑ {activation.adapter} did not act: v on it in the adapter list lets it act on this chat · {activation.detail}"
-        lines.append(Content.assemble((clean_line(text, 300), mark or "$foreground 60%")))
-    return lines
+    return lines + [_activation(activation, version) for activation in version.activations]
+
+
+def _activation(activation: Activation, version: Version) -> Content:
+    """Where an aLoRA acts, the place as tokens, and what of the tokens before it was there already; or why it does not act."""
+    if not activation.found:
+        text = f"⚑ {activation.adapter} did not act: v on it in the adapter list lets it act on this chat · {activation.detail}"
+        return Content.assemble((clean_line(text, 300), "$text-warning"))
+    where = f"⚑ {activation.adapter} acts from token {activation.start}"
+    if not activation.tokens:
+        return Content.assemble((clean_line(f"{where} · {activation.detail}", 300), _QUIET))
+    fired = any(mark.adapter == activation.adapter for mark in version.fired)
+    how = ", where the model wrote it" if fired else f", {counted(version.cache.base_tokens, 'base token')} reused" if version.cache else ""
+    return Content.assemble((clean_line(f"{where}{how}: ", 200), _QUIET), span_content(activation))
 
 
 def _figures(version: Version) -> str:
     if version.phase == "waiting":
         return version.note or "waits for the model"
     if version.phase == "queued":
-        return f"waits: {version.note}" if version.note else "…"
+        said = f"{version.tokens} tok · " if version.tokens else ""
+        return f"{said}waits: {version.note}" if version.note else "…"
     if version.phase == "running":
-        return f"{version.tokens} tok · reading {version.prompt_tokens}" if not version.tokens else f"{version.tokens} tok …"
+        reading = f"{version.tokens} tok · reading {version.prompt_tokens - (version.cache.hit_tokens if version.cache else 0)}"
+        reused = f", {version.cache.hit_tokens} reused" if version.cache and version.cache.hit_tokens else ""
+        return f"{version.tokens} tok …" if version.tokens else reading + reused
     if version.phase == "failed":
         return f"✗ {version.note} — Ctrl+R asks again"
     if version.phase == "lost":
@@ -43,7 +56,17 @@ def _meter(version: Version) -> str:
     stats, parts = version.stats, []
     if stats:
         parts = [f"{stats.new_tokens} tok", f"{stats.decode_tokens_per_second:.1f} tok/s", f"TTFT {stats.ttft_ms / 1000:.2f} s",
-                 "greedy" if version.sampling.temperature == 0 else f"seed {stats.seed}", mix_text(version.mix_now, version.marks)]
+                 *_memory(version), "greedy" if version.sampling.temperature == 0 else f"seed {stats.seed}",
+                 mix_text(version.mix_now, version.marks)]
     if version.reason in _REASONS:
         parts.append(_REASONS[version.reason])
     return " · ".join(parts) or version.note
+
+
+def _memory(version: Version) -> list[str]:
+    """What of the prompt was there when the reply began, and when it went on after a pause."""
+    parts = [prefix_text(version.cache)] if version.cache else []
+    if version.preempted:
+        again = f", then {prefix_text(version.again)}" if version.again and version.again.prompt_tokens else ""
+        parts.append(f"paused {'once' if version.preempted == 1 else f'{version.preempted} times'} for KV memory{again}")
+    return parts

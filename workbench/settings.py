@@ -1,4 +1,4 @@
-"""The settings file: which models were opened last and how. A person may edit it; comments are kept.
+"""The settings file: which models were opened last, and what a person set. A person may edit it; comments are kept.
 
 A damaged file never keeps the program from starting: it is put aside under another name, and that is said.
 """
@@ -13,6 +13,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from ..engine.protocol import LoadModel
+from .transcript import Change
 
 MAX_BYTES = 1 << 20
 MAX_RECENT = 12
@@ -29,6 +30,10 @@ class Recent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Settings(msgspec.Struct, frozen=True):
     recent: tuple[Recent, ...] = ()
     """newest first"""
+    keep_chats: bool = True
+    """whether chats are put down on disk, to go on with them another time"""
+    live_change: Change = "splice"
+    """what a change of the mix does to a reply that is being written"""
 
 
 def read_settings(file: Path) -> tuple[Settings, str]:
@@ -48,13 +53,24 @@ def remember(file: Path, load: LoadModel, name: str, now: datetime) -> str:
     settings, note = read_settings(file)
     entry = Recent(os.path.abspath(load.path) if load.path else "", name, now.replace(microsecond=0))
     others = [recent for recent in settings.recent if recent.path != entry.path]
+    return _put(file, "recent", _tables([entry, *others][:MAX_RECENT]), "the recent models are not kept") or note
+
+
+def keep_change(file: Path, change: Change) -> str:
+    """Put down what a change of the mix does. Returns a sentence if that could not be kept, "" otherwise."""
+    _, note = read_settings(file)
+    return _put(file, "live_change", change, "what a change of the mix does is not kept for the next start") or note
+
+
+def _put(file: Path, key: str, value: object, lost: str) -> str:
+    """Set one key and leave all else as it is; a sentence if that cannot be."""
     try:
         document = _document(file) if file.exists() else tomlkit.document()
-        document["recent"] = _tables([entry, *others][:MAX_RECENT])
+        document[key] = value
         _replace(file, tomlkit.dumps(document))
     except OSError as error:
-        return f"{file} cannot be written ({error.strerror or error}); the recent models are not kept"
-    return note
+        return f"{file} cannot be written ({error.strerror or error}); {lost}"
+    return ""
 
 
 def _document(file: Path) -> tomlkit.TOMLDocument:

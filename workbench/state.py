@@ -13,13 +13,15 @@ from pathlib import Path
 
 from ..engine import protocol as p
 from .happenings import event_line
+from .mix_letters import MixLetters
 from .mixboard import BoardState, MixBoard, mix_text
 from .reload_text import checkpoint_text, file_text, reload_failed_text, reloaded_text
 from .text import counted, listed
-from .transcript import Item, Notice, Splice, Turn, Version
+from .transcript import Change, Fired, Item, Notice, Splice, Turn, Version
 
 STEPS_KEPT = 240
 EVENTS_KEPT = 300
+CACHE_KEPT = 12
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,14 @@ class BenchState:
     board: MixBoard = field(default_factory=MixBoard)
     held: BoardState = field(default_factory=BoardState)
     """the board whose mix the engine holds; what a refusal returns to"""
-    sent: list[tuple[p.Mix, BoardState]] = field(default_factory=list)
+    sent: list[tuple[p.Mix, BoardState, Change]] = field(default_factory=list)
     """mixes on their way to the engine"""
+    change: Change = "splice"
+    """what a change of the mix does to a reply that is being written"""
+    asked: int = 0
+    """number of the latest Tokenize; answers to others are late"""
+    tokenized: p.Tokenized | None = None
+    """its answer"""
     wanted: list[StartAdapter] = field(default_factory=list)
     """adapters asked for and not yet answered"""
     reading: p.AdapterLoading | None = None
@@ -66,12 +74,22 @@ class BenchState:
     """adapters of the board that do not fit the model that is loaded, and why"""
     checking: str = ""
     """the adapter that the engine checks now"""
+    comparing: bool = False
+    """whether replies of the compare screen are being written"""
     hint: str = ""
     """one line at the prompt: what the last key did or why it did nothing"""
+    last_chat: str = ""
+    """the latest chat of an earlier run, in a line; "" when there is none"""
     items: list[Item] = field(default_factory=list)
     steps: deque[p.StepFinished] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
     events: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     last_eviction: LoggedEvent | None = None
+    prefixes: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=CACHE_KEPT))
+    """what the latest requests found in KV memory"""
+    losses: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=CACHE_KEPT))
+    """the latest KV blocks that were forgotten, and requests that had to give theirs back"""
+    letters: MixLetters = field(default_factory=MixLetters)
+    """of the mixes in KV memory"""
     _last_line_of: tuple[type, object] = (type(None), "")
     _stopped: tuple[Item | None, list[str]] = field(default_factory=lambda: (None, []))
     """the notice of the latest loads that were stopped, and their names"""
@@ -128,6 +146,13 @@ class BenchState:
         self.events.append(entry)
         return entry
 
+    def take_up(self, turns: list[Turn]) -> None:
+        """An earlier chat in place of this one; what its adapters' names meant then is known, so that another content is told apart."""
+        self.items[:] = turns
+        for version in self.versions():
+            for name, digest in version.contents.items():
+                self._contents.setdefault(name, set()).add(digest)
+
     def notice(self, text: str, kind: str = "info") -> None:
         self.items.append(Notice(kind, text))
 
@@ -139,8 +164,13 @@ class BenchState:
                 self.events.pop()  # the same arrival, said with the modules that match
             self._last_line_of = (type(event), getattr(event, "adapter", ""))
             entry = self.log(*line)
-            if isinstance(event, p.SlotEvicted):
-                self.last_eviction = entry
+            match event:
+                case p.SlotEvicted():
+                    self.last_eviction = entry
+                case p.RequestStarted():
+                    self.prefixes.append(entry)
+                case p.CacheCleared() | p.KvEvicted() | p.RequestPreempted():
+                    self.losses.append(entry)
         fold = getattr(self, f"_on_{type(event).__name__}", None)
         if fold:
             fold(event)
@@ -179,6 +209,8 @@ class BenchState:
         self.failed.clear()
         self.steps.clear()
         self.last_eviction = None
+        self.prefixes.clear()
+        self.losses.clear()
         for note in event.model.notes:
             self.notice(f"{event.model.name}: {note}")
 
@@ -191,6 +223,7 @@ class BenchState:
     def _on_EngineSnapshot(self, event: p.EngineSnapshot) -> None:
         self.snapshot, self.snapshot_at = event, self.clock()
         self.adapters.update({view.info.name: view.info for view in event.adapters})
+        self.letters.follow(event.kv.mixes)
 
     def _on_CommandFailed(self, event: p.CommandFailed) -> None:
         self.notice(event.message, "error")
@@ -292,12 +325,18 @@ class BenchState:
         notice.text = f"{which} not loaded: stopped"
 
     def _on_MixSet(self, event: p.MixSet) -> None:
-        self.held = next((board for mix, board in reversed(self.sent) if mix == event.mix), self.held)
+        _, self.held, change = next((sent for sent in reversed(self.sent) if sent[0] == event.mix), (event.mix, self.held, "splice"))
+        if change == "finish":
+            for version in self.running:
+                if not version.invoked:
+                    version.take_change(Splice(len(version.text), version.tokens, version.mix_now, event.mix, "finish"))
+            return
         for request_id, token in event.at_token.items():
             version = self.version(request_id)
             if version and version.mix_now != event.mix:
                 self._made_with(version, event.mix)
-                version.splices.append(Splice(len(version.text), token, version.mix_now, event.mix))
+                again = event.recomputed.get(request_id, 0)
+                version.take_change(Splice(len(version.text), token, version.mix_now, event.mix, change, again))
                 version.activations = event.activations.get(request_id, ())
 
     def _on_MixRefused(self, event: p.MixRefused) -> None:
@@ -314,8 +353,29 @@ class BenchState:
     def _on_RequestStarted(self, event: p.RequestStarted) -> None:
         if version := self.version(event.request_id):
             version.phase, version.note = "running", ""
-            version.prompt_tokens, version.activations = event.prompt_tokens, event.activations
+            version.activations = event.activations
+            if version.preempted:
+                version.again = event.cache
+                return
+            version.prompt_tokens = event.prompt_tokens
+            version.cache = event.cache if event.cache.prompt_tokens else None
             self._made_with(version, version.mix_now)
+
+    def _on_RequestPreempted(self, event: p.RequestPreempted) -> None:
+        if version := self.version(event.request_id):
+            version.phase, version.note = "queued", event.because
+            version.preempted += 1
+
+    def _on_InvocationFired(self, event: p.InvocationFired) -> None:
+        if version := self.version(event.request_id):
+            name = event.activation.adapter
+            others = tuple(activation for activation in version.activations if activation.adapter != name)
+            version.activations = (*others, event.activation)
+            version.fired.append(Fired(len(version.text), event.at_token, name))
+
+    def _on_Tokenized(self, event: p.Tokenized) -> None:
+        if event.ask_id == self.asked:
+            self.tokenized = event
 
     def _on_TextDelta(self, event: p.TextDelta) -> None:
         if version := self.version(event.request_id):

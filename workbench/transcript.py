@@ -4,10 +4,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..engine.protocol import Activation, Message, Mix, RequestStats, Sampling
+from ..engine.protocol import Activation, CacheUse, Message, Mix, RequestStats, Sampling
 from .reload_text import SHOWN_DIGEST
 
 Phase = Literal["waiting", "queued", "running", "done", "failed", "lost"]
+Change = Literal["splice", "recompute", "finish"]
+"""what a change of the mix does to a reply that is being written, as SetMix has it"""
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,19 @@ class Splice:
     token: int
     before: Mix
     after: Mix
+    change: Change = "splice"
+    """"finish": the reply goes on under `before`"""
+    recomputed: int = 0
+    """tokens that were computed again under `after`"""
+
+
+@dataclass(frozen=True)
+class Fired:
+    """The model wrote the invocation of an aLoRA: it ends at character `at`, with token `token` of the reply."""
+
+    at: int
+    token: int
+    adapter: str
 
 
 @dataclass
@@ -41,6 +56,13 @@ class Version:
     ambiguous: frozenset[str] = frozenset()
     """adapters of `contents` whose name meant several contents in this session"""
     activations: tuple[Activation, ...] = ()
+    fired: list[Fired] = field(default_factory=list)
+    cache: CacheUse | None = None
+    """what of its prompt was there when it began; None until it is known"""
+    preempted: int = 0
+    """how often it had to wait again for KV memory"""
+    again: CacheUse | None = None
+    """what was still there when it last went on after that"""
     stats: RequestStats | None = None
     reason: str = ""
     note: str = ""
@@ -58,7 +80,19 @@ class Version:
     @property
     def mix_now(self) -> Mix:
         """The mix of its latest token."""
-        return self.splices[-1].after if self.splices else self.mix
+        return next((splice.after for splice in reversed(self.splices) if splice.change != "finish"), self.mix)
+
+    @property
+    def marks_in_text(self) -> list[Splice | Fired]:
+        """Changes of the mix and invocations that the model wrote, in the order of the text."""
+        return sorted([*self.splices, *self.fired], key=lambda mark: (mark.at, mark.token))
+
+    def take_change(self, splice: Splice) -> None:
+        """A change of the mix. Of those that wait for the end of the reply the latest alone counts."""
+        if self.splices and self.splices[-1].change == "finish":
+            self.splices.pop()
+        if splice.after != self.mix_now:
+            self.splices.append(splice)
 
 
 @dataclass

@@ -1,21 +1,24 @@
-"""The adapters pane: the list, the question field, and the facts of the adapter under the cursor."""
+"""The adapters pane: the list, what a change of the mix does, the question fields, and the facts of the adapter under the cursor."""
 from __future__ import annotations
 
-from textual import on
+from collections.abc import Callable
+
+from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Static
 
 from ..adapter_facts import fact_lines
-from ..arguments import escape, unescape
 from ..check_text import verdict_text
 from ..control import Control
 from ..keys import bindings
+from ..live_change import CHANGES
 from ..mixboard import parse_scale, scale_text
 from ..text import clean_line
 from ..widgets.adapter_list import AdapterList
 from ..widgets.ask import Ask
+from ..widgets.invocation import InvocationEditor
 from ..widgets.load_progress import reading_text
 from ..widgets.scale_bar import on_grid
 from .engine import Panel, title
@@ -57,17 +60,21 @@ class AdaptersPanel(Vertical):
             super().__init__()
             self.name = name
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, draft: Callable[[], str]) -> None:
+        """`draft` is the message that is being typed."""
         super().__init__(id="adapters")
         self._control = control
+        self._draft = draft
         self._sure = ""
         self._reading = ""
 
     def compose(self) -> ComposeResult:
         yield Static("", id="adapters-title", markup=False)
         yield AdapterList()
+        yield Static("", id="adapters-change", markup=False)
         yield Static("", id="adapters-reading", markup=False)
         yield Ask()
+        yield InvocationEditor(self._control)
         yield Details("details")
 
     def show(self) -> None:
@@ -79,7 +86,10 @@ class AdaptersPanel(Vertical):
         reading = f"reading {coming}" if coming and state.model else ""
         facts = "  ".join(filter(None, (count, reading)))
         self.query_one("#adapters-title", Static).update(title("ADAPTERS", clean_line(facts)), layout=False)
-        self.query_one(AdapterList).show(state)
+        self.query_one(AdapterList).show(state, state.board)
+        ways = " ".join(f"{'●' if way == state.change else '○'}{way}" for way in CHANGES)
+        self.query_one("#adapters-change", Static).update(f"c live {ways}", layout=False)
+        self.query_one(InvocationEditor).show()
         self._show_reading()
         self._show_details()
 
@@ -115,10 +125,14 @@ class AdaptersPanel(Vertical):
     def _dragged(self, event: AdapterList.Scaled) -> None:
         self._board(lambda board: board.set_scale(event.name, event.scale, joined=event.dragging))
 
+    @on(events.Click, "#adapters-change")
+    def _clicked_change(self) -> None:
+        self.action_change()
+
     # -- keys -----------------------------------------------------------------------------------
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
         """Keys typed into the field are not the list's."""
-        return not self.query_one(Ask).has_focus_within
+        return not any(field.has_focus_within for field in self.query(Ask))
 
     def action_cursor(self, by: int) -> None:
         self.query_one(AdapterList).move(by)
@@ -203,13 +217,12 @@ class AdaptersPanel(Vertical):
     def action_invocation(self) -> None:
         name = self.name_here
         info = self._control.state.adapters.get(name or "")
-        if name is None or info is None:
-            return
+        if name is not None and info is not None:
+            self.query_one(InvocationEditor).open(name, self._draft())
 
-        def take(text: str) -> None:
-            self._control.set_invocation(name, unescape(text))
-
-        self.query_one(Ask).ask(f"invocation of {name} (empty: plain LoRA)", escape(info.invocation), take)
+    def action_change(self) -> None:
+        self._control.next_change()
+        self.post_message(self.Changed())
 
     def action_invoke(self) -> None:
         if (name := self.name_here) is not None:

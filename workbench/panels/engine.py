@@ -1,4 +1,4 @@
-"""The engine's panels: slots and tiers, KV memory, step times, events. Each is one text made from the store."""
+"""The engine's panels: slots and tiers, step times, events; KV memory is in `kv.py`. Each is one text made from the store."""
 from __future__ import annotations
 
 from rich.cells import set_cell_size
@@ -6,8 +6,8 @@ from textual.content import Content
 from textual.widgets import Static
 
 from ...engine.protocol import STEP_OPS, SlotView
-from ..charts import folded, gauge, hbar, sparkline
-from ..mixboard import mix_text
+from ..cache_text import hit_text
+from ..charts import folded, hbar, sparkline
 from ..state import BenchState
 from ..text import clean_line, counted, size_text
 
@@ -76,22 +76,6 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f}s" if seconds < 100 else f"{seconds / 60:.0f}min" if seconds < 6000 else f"{seconds / 3600:.0f}h"
 
 
-class KvPanel(Panel):
-    """How much KV memory is used, and by whom under which mix."""
-
-    def show(self, state: BenchState) -> None:
-        kv = state.snapshot.kv
-        used = sum(owner.blocks for owner in kv.owners)
-        share = used / kv.blocks if kv.blocks else 0.0
-        facts = f"{used}/{kv.blocks} blocks of {kv.block_tokens} tok · {size_text(kv.bytes)}" if kv.blocks else ""
-        lines: list[Line] = [title("KV", facts)]
-        lines.append(f"{gauge(share, self.columns - 7)} {share:5.1%}")
-        for owner in kv.owners[:6]:
-            text = f"#{owner.request_id} {owner.tokens} tok, {owner.blocks} bl reserved · {mix_text(owner.mix)}"
-            lines.append(clean_line(text, self.columns))
-        self.put(lines)
-
-
 class StepsPanel(Panel):
     """The last step, its parts, and the history of step times."""
 
@@ -138,12 +122,13 @@ def status_line(state: BenchState, width: int) -> Content:
     """The right column in one line, for screens without room for it."""
     slots, kv = state.snapshot.slots, state.snapshot.kv
     used = sum(bool(slot.adapter) for slot in slots)
-    share = sum(owner.blocks for owner in kv.owners) / kv.blocks if kv.blocks else 0.0
+    share = kv.held / kv.blocks if kv.blocks else 0.0
     last, _, _ = state.step_times()
     lora = 0.0
     if state.steps and state.steps[-1].ms:
         lora = sum(state.steps[-1].ms_by_op.get(op, 0.0) for op in LORA_OPS) / state.steps[-1].ms
-    left = f"slots {'■' * used}{'□' * (len(slots) - used)} {used}/{len(slots)} · KV {share:.0%} · step {last:.0f} ms "
+    memory = f"KV {share:.0%} hit {hit_text(kv.counters)}"
+    left = f"slots {'■' * used}{'□' * (len(slots) - used)} {used}/{len(slots)} · {memory} · step {last:.0f} ms "
     right = f" · lora {lora:.0%}"
     room = max(width - 2 - len(left) - len(right), 0)
     return Content(f"{left}{sparkline([step.ms for step in state.steps], min(room, 24))}{right}"[:max(width - 2, 0)])

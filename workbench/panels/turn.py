@@ -9,7 +9,8 @@ from textual.widgets import Static
 
 from ..mixboard import mix_text
 from ..reply_facts import meter_lines
-from ..text import clean, clean_line
+from ..text import clean_line
+from ..token_text import marked
 from ..transcript import Turn
 from ..widgets.reply_text import ReplyText
 from .item import ItemView
@@ -22,13 +23,14 @@ class TurnView(ItemView):
         super().__init__(turn)
         self._turn = turn
         self._seen: tuple = ()
+        self._marked = turn.version.activations
         self._final = False
         self._writing = asyncio.Lock()
 
     def compose(self) -> ComposeResult:
         if self._turn.asked:
             yield Static(Content("You"), classes="who", markup=False)
-            yield Static(Content(clean(self._turn.asked)), classes="asked", markup=False)
+            yield Static(marked(self._turn.asked, self._turn.version.activations), classes="asked", markup=False)
         yield Static("", classes="who reply-head", markup=False)
         yield ReplyText()
         yield Static("", classes="meter", markup=False)
@@ -39,12 +41,16 @@ class TurnView(ItemView):
 
     async def _show(self) -> None:
         version = self._turn.version
-        seen = (self._turn.shown, len(self._turn.versions), version.phase, len(version.text), version.tokens, len(version.splices),
-                version.note, version.activations, version.ambiguous)
+        seen = (self._turn.shown, len(self._turn.versions), version.phase, len(version.text), version.tokens, version.mix_now,
+                len(version.splices), version.splices[-1:], len(version.fired), version.note, version.activations, version.cache,
+                version.preempted, version.again, version.ambiguous)
         if seen == self._seen:
             return
         changed_version = self._seen[:1] != seen[:1]
         self._seen = seen
+        if self._turn.asked and (changed_version or version.activations != self._marked):
+            self._marked = version.activations
+            self.query_one(".asked", Static).update(marked(self._turn.asked, version.activations))
         self.query_one(".reply-head", Static).update(self._head())
         self.query_one(".meter", Static).update(Content("\n").join(meter_lines(version)))
         if version.active:
@@ -57,7 +63,7 @@ class TurnView(ItemView):
     def _head(self) -> Content:
         turn, version = self._turn, self._turn.version
         made_by = mix_text(version.mix, version.marks)
-        if version.splices:
+        if any(splice.change != "finish" for splice in version.splices):
             made_by += f" → {mix_text(version.mix_now, version.marks)}"
         if version.invoked:
             made_by = f"⚑ {made_by} was invoked on the chat; what it says is not part of it"

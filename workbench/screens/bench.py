@@ -17,8 +17,9 @@ from ..header import header_line, welcome
 from ..keys import bindings
 from ..panels.adapters import AdaptersPanel
 from ..panels.chat import Transcript
-from ..panels.engine import EventsPanel, KvPanel, Panel, SlotsPanel, StepsPanel, status_line
+from ..panels.engine import EventsPanel, Panel, SlotsPanel, StepsPanel, status_line
 from ..panels.item import ItemView
+from ..panels.kv import KvPanel
 from ..text import clean_line, counted, size_text
 from ..widgets.adapter_list import AdapterList
 from ..widgets.ask import AskField
@@ -67,7 +68,7 @@ class BenchScreen(SteadySize, Screen):
         yield Static(TOO_SMALL, id="too-small", markup=False)
         yield Static(header_line(self.control.state, self.app.size.width), id="header", markup=False)
         with Horizontal(id="body"):
-            yield AdaptersPanel(self.control)
+            yield AdaptersPanel(self.control, lambda: self.query_one(Prompt).text)
             with Vertical(id="middle"):
                 yield Transcript()
                 yield Static("", id="hint", markup=False)

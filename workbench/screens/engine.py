@@ -10,13 +10,14 @@ from textual.widgets import Static
 from ..control import Control
 from ..header import header_line
 from ..keys import bindings
-from ..panels.engine import EventsPanel, KvPanel, Panel, SlotsPanel, StepsPanel
+from ..panels.engine import EventsPanel, Panel, SlotsPanel, StepsPanel
+from ..panels.kv import KvMapPanel
 from ..widgets.key_line import KeyLine
 from .steady import SteadySize
 
 
 class EngineScreen(SteadySize, Screen):
-    """Slots, KV and steps on the left, events on the right; one column on narrow terminals."""
+    """KV memory on the left; steps, slots and events on the right; one column on narrow terminals."""
 
     BINDINGS = bindings("engine")
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
@@ -30,10 +31,10 @@ class EngineScreen(SteadySize, Screen):
         yield Static("", id="header", markup=False)
         with VerticalScroll(id="engine-columns"):
             with VerticalScroll():
+                yield KvMapPanel("kv")
+            with VerticalScroll():
                 yield StepsPanel("steps")
                 yield SlotsPanel("slots")
-                yield KvPanel("kv")
-            with VerticalScroll():
                 yield EventsPanel("events")
         yield KeyLine()
 
@@ -53,6 +54,9 @@ class EngineScreen(SteadySize, Screen):
 
     def action_back(self) -> None:
         self.dismiss()
+
+    def action_clear_cache(self) -> None:
+        self.app.notify(self._control.clear_cache(), markup=False)
 
     def action_target(self, pane: str) -> DOMNode:
         return self if pane == "engine" else self.app

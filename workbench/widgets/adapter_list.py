@@ -13,7 +13,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ...engine.protocol import AdapterLoading
-from ..mixboard import scale_text
+from ..mixboard import MixBoard, scale_text
 from ..reload_text import FILE_MARKS
 from ..state import BenchState
 from ..text import clean_line, counted
@@ -36,13 +36,13 @@ class Row:
     flags: str
 
 
-def rows_of(state: BenchState) -> list[Row]:
+def rows_of(state: BenchState, board: MixBoard) -> list[Row]:
     """The lines of the list, in the order of the board."""
-    return [_row(state, name) for name in state.board.names]
+    return [_row(state, board, name) for name in board.names]
 
 
-def _row(state: BenchState, name: str) -> Row:
-    setting, view = state.board[name], state.view(name)
+def _row(state: BenchState, board: MixBoard, name: str) -> Row:
+    setting, view = board[name], state.view(name)
     if name in state.reloading:
         place = _share(state.reading) if state.reading and state.reading.name == name else "…"
     elif name in state.failed:
@@ -56,8 +56,8 @@ def _row(state: BenchState, name: str) -> Row:
     flags += "⚑" if info and info.invocation else ""
     flags += "▪" if view and view.pinned else ""
     flags += "!" if info and info.notes else ""
-    flags += "S" if state.board.now.solo == name else ""
-    return Row(name, setting.on, state.board.acts(name) and name in state.adapters, setting.scale, place, flags)
+    flags += "S" if board.now.solo == name else ""
+    return Row(name, setting.on, board.acts(name) and name in state.adapters, setting.scale, place, flags)
 
 
 def _share(reading: AdapterLoading) -> str:
@@ -100,8 +100,9 @@ class AdapterList(ScrollView, can_focus=True):
     def current(self) -> Row | None:
         return self.rows[self.cursor] if self.cursor < len(self.rows) else None
 
-    def show(self, state: BenchState) -> None:
-        rows = rows_of(state)
+    def show(self, state: BenchState, board: MixBoard) -> None:
+        """Bring the lines to the store, with the settings of `board`."""
+        rows = rows_of(state, board)
         waits = counted(len(state.wanted), "adapter")
         empty = "no adapters: a adds one" if not state.wanted else f"{waits} to read" + ("" if state.model else ", after the model")
         if rows == self.rows and empty == self._empty:

@@ -43,22 +43,24 @@ class AskField(LineField):
 class Ask(Vertical):
     """Hidden until `ask` is called. Enter gives the answer, Esc leaves; the focus then returns to where it was."""
 
-    def __init__(self) -> None:
-        super().__init__(id="ask")
+    FIELD = AskField
+
+    def __init__(self, name: str = "ask") -> None:
+        super().__init__(id=name, classes="ask")
         self._take: Take | None = None
         self._back: Widget | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static("", id="ask-label", markup=False)
-        yield AskField(id="ask-field", compact=True, select_on_focus=True, max_length=MOST_CHARACTERS)
-        yield Static("", id="ask-problem", markup=False)
+        yield Static("", classes="ask-label", markup=False)
+        yield self.FIELD(id=f"{self.id}-field", compact=True, select_on_focus=True, max_length=MOST_CHARACTERS)
+        yield Static("", classes="ask-problem", markup=False)
 
     def ask(self, label: str, value: str, take: Take) -> None:
         """Show the field with `value` in it; `take` is called with what was typed until it returns None."""
         if not self.display:
             self._back = self.screen.focused
         self._take = take
-        self.query_one("#ask-label", Static).update(Content(clean_line(label)))
+        self.query_one(".ask-label", Static).update(Content(clean_line(label)))
         self._problem("")
         self.display = True
         field = self.query_one(AskField)
@@ -79,6 +81,6 @@ class Ask(Vertical):
         self.display = False
 
     def _problem(self, text: str) -> None:
-        shown = self.query_one("#ask-problem", Static)
+        shown = self.query_one(".ask-problem", Static)
         shown.update(Content(clean_line(text, 300)))
         shown.display = bool(text)

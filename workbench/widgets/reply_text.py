@@ -1,4 +1,4 @@
-"""The text of one reply: Markdown in segments between the places where the mix changed."""
+"""The text of one reply: Markdown in segments between the places where what acts on it changed."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Markdown, Static
 
-from ..mixboard import mix_text
+from ..live_change import splice_text
 from ..text import clean, clean_line
-from ..transcript import Version
+from ..transcript import Fired, Version
 
 PLAIN_ABOVE = 64 << 10
 PLAIN_ABOVE_ROWS = 150
@@ -28,17 +28,17 @@ class Segment:
 
 
 def segments(version: Version) -> list[Segment]:
-    """The reply's parts in order. A code fence that is open at a splice is closed there and opened again after it."""
+    """The reply's parts in order. A code fence that is open at a mark is closed there and opened again after it."""
     parts: list[Segment] = []
     start, reopen = 0, ""
-    for splice in version.splices:
-        text = reopen + version.text[start:splice.at]
+    for mark in version.marks_in_text:
+        text = reopen + version.text[start:mark.at]
         reopen = _open_fence(text)
         if text.strip():
             parts.append(_drawn(text + ("\n```" if reopen else "")))
-        change = f"── from token {splice.token}: {mix_text(splice.before)} → {mix_text(splice.after)} ──"
-        parts.append(Segment("splice", clean_line(change, 300)))
-        start = splice.at
+        line = f"── ⚑ {mark.adapter} acts: the model wrote its invocation ──" if isinstance(mark, Fired) else splice_text(mark)
+        parts.append(Segment("splice", clean_line(line, 300)))
+        start = mark.at
     rest = version.text[start:]
     return [*parts, _drawn(reopen + rest)] if rest else parts
 
