@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
@@ -63,8 +64,11 @@ class AdapterStore:
 
     def __init__(
         self, decoder: Decoder, slots: int, host_bytes: int, emit: Emit, tokenizer: Tokenizer, chat_template: str | None = None,
+        forgotten: Callable[[str, str], object] = lambda why, digest: None,
     ) -> None:
+        """`forgotten(why, digest)` is called when no name means the content `digest` any more."""
         self._facts, self._emit, self._tokenizer, self._chat_template = decoder.facts, emit, tokenizer, chat_template
+        self._forgotten = forgotten
         self._base_vocabulary = Vocabulary(tokenizer, decoder.facts.vocab, decoder.facts.vocab)
         self._records = Records()
         self._tiers = Tiers(decoder, slots, host_bytes, emit)
@@ -127,6 +131,7 @@ class AdapterStore:
                 changes += ("the added tokens",)
             swap = self._swap(name, adapter, read.ms) if changes else Swap()
             self._records[name] = Record(adapter.info, read.source, own_invocation=record.own_invocation, vocabulary=read.vocabulary)
+            self._tell_gone(f"adapter {name!r} was reloaded", old.digest)
             others = self._records.neighbours(name)
             self._emit(AdapterReloaded(adapter.info, old.digest, changes, others, swap.users, swap.kept_as, read.ms))
             return swap
@@ -149,12 +154,19 @@ class AdapterStore:
             self._records.known(name)
             (self._pool.pinned.add if pinned else self._pool.pinned.discard)(name)
 
-    def set_invocation(self, name: str, text: str) -> AdapterInfo:
-        """Make `name` an aLoRA that starts at `text`, tokenised by the base; "" makes it a plain LoRA."""
+    def set_invocation(self, name: str, text: str, in_reply: bool = False) -> AdapterInfo:
+        """Make `name` an aLoRA that starts at `text`, tokenised by the base; "" makes it a plain LoRA.
+
+        `in_reply`: it also starts where the model itself writes it.
+        """
         with self._lock:
             record = self._records.known(name)
-            if text == record.info.invocation:
-                return record.info  # the adapter's own ids stay: its text may be tokenised otherwise
+            in_reply = in_reply and bool(text)
+            if text == record.info.invocation:  # the adapter's own ids stay: its text may be tokenised otherwise
+                if in_reply != record.info.invocation_in_reply:
+                    record.info = msgspec.structs.replace(record.info, invocation_in_reply=in_reply)
+                    self._emit(AdapterChanged(record.info))
+                return record.info
             if text and record.info.added_rows:
                 raise AdapterError(f"adapter {name!r} adds tokens to the vocabulary; before an invocation they would stand for nothing, "
                                    "so it cannot have one")
@@ -164,7 +176,8 @@ class AdapterStore:
             if len(tokens) > MAX_INVOCATION:
                 raise AdapterError(f"the invocation of adapter {name!r} has {len(tokens)} tokens, over the limit of {MAX_INVOCATION}; "
                                    "give a shorter text")
-            record.info = msgspec.structs.replace(record.info, invocation=text, invocation_tokens=tokens)
+            record.info = msgspec.structs.replace(
+                record.info, invocation=text, invocation_tokens=tokens, invocation_in_reply=in_reply)
             record.own_invocation = True
             self._emit(AdapterChanged(record.info))
             return record.info
@@ -217,6 +230,30 @@ class AdapterStore:
             if user is not None:
                 self._queued.pop(user, None)
             self._finish_unloads()
+
+    def acquire_together(self, wanted: Mapping[int, Sequence[str]], because: str) -> None:
+        """`acquire` for every user of `wanted` (names by user), or for none of them. Raises as that does."""
+        with self._lock:
+            for user, names in wanted.items():
+                for name in names:
+                    self._check_stays(name, user)
+            if len(wanted) > 1:
+                self._tiers.give_slots(list(dict.fromkeys(chain(*wanted.values()))), None, because, self._read_again)
+            for user, names in wanted.items():
+                self.acquire(names, user, because)
+
+    def wait_again(self, user: int) -> None:
+        """The request `user` waits and holds nothing any more; it will need what it held."""
+        with self._lock:
+            self._queued[user] = self._pool.release(user)
+
+    def in_slots(self, names: Iterable[str]) -> bool:
+        """Whether all of them are in slots, so that nothing need be moved for them."""
+        return all(self._pool.get(name) is not None for name in names)
+
+    def holds(self, name: str, digest: str) -> bool:
+        """Whether `name` is loaded and still means the content `digest`."""
+        return name in self._records and self._records[name].info.digest == digest
 
     def release(self, user: int) -> None:
         """The request `user` is over: its adapters may be evicted, and those being unloaded go if nobody else needs them."""
@@ -304,12 +341,12 @@ class AdapterStore:
         return Adapter(msgspec.structs.replace(info, notes=notes, invocation=invocation), adapter.weights)
 
     def _keep_invocation(self, record: Record, adapter: Adapter) -> Adapter:
-        """`adapter` with the invocation that the person set for what it replaces, if they did."""
-        if not record.own_invocation:
-            return adapter
-        old = record.info
-        return Adapter(msgspec.structs.replace(
-            adapter.info, invocation=old.invocation, invocation_tokens=old.invocation_tokens), adapter.weights)
+        """`adapter` with the invocation that the person set for what it replaces, if they did, and where it is looked for."""
+        old, info = record.info, adapter.info
+        if record.own_invocation:
+            info = msgspec.structs.replace(info, invocation=old.invocation, invocation_tokens=old.invocation_tokens)
+        in_reply = old.invocation_in_reply and bool(info.invocation_tokens)
+        return Adapter(msgspec.structs.replace(info, invocation_in_reply=in_reply), adapter.weights)
 
     def _swap(self, name: str, adapter: Adapter, ms: float) -> Swap:
         """All tiers from the old content of `name` to `adapter`; its users keep the old one under another name."""
@@ -336,11 +373,16 @@ class AdapterStore:
 
     def _forget(self, name: str) -> None:
         freed = self._tiers.forget(name)
-        del self._records[name]
+        gone = self._records.pop(name)
         for kept in self._kept.values():
             for old in [old for old, key in kept.items() if key == name]:
                 del kept[old]
         self._emit(AdapterUnloaded(name, freed))
+        self._tell_gone(f"adapter {name!r} was unloaded", gone.info.digest)
+
+    def _tell_gone(self, why: str, digest: str) -> None:
+        if all(record.info.digest != digest for record in self._records.values()):
+            self._forgotten(why, digest)
 
     def _view(self, name: str, record: Record) -> AdapterView:
         return AdapterView(record.info, *self._tiers.place(name), name in self._pool.pinned, record.file)

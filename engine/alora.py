@@ -19,6 +19,16 @@ def find_last(ids: Sequence[int], invocation: Sequence[int]) -> int:
     return -1
 
 
+def find_written(ids: Sequence[int], invocation: Sequence[int], prompt_tokens: int) -> int:
+    """Index of the first token of the first occurrence of `invocation` (not empty) that ends behind the prompt; -1 when there is none.
+
+    It is where a reply that is looked at token by token has it first; its beginning may stand in the prompt.
+    """
+    size, wanted = len(invocation), list(invocation)
+    first = max(prompt_tokens + 1 - size, 0)
+    return next((start for start in range(first, len(ids) - size + 1) if list(ids[start:start + size]) == wanted), -1)
+
+
 def nearest_miss(ids: Sequence[int], invocation: Sequence[int], text: Callable[[Sequence[int]], str]) -> str:
     """One clause on why `invocation` was not found: the text is there but tokenised otherwise, or how much of it is there."""
     ids, invocation = list(ids), list(invocation)

@@ -68,7 +68,7 @@ def _replies(engine: Engine, prompts: Sequence[list[int]]) -> Generator[str, Non
     requests = [engine.make_request(FIRST_ID - i, list(ids), (), Sampling(max_tokens=REPLY_TOKENS + 1)) for i, ids in enumerate(prompts)]
     first = 0
     while first < len(requests):
-        end, free = first + 1, engine.model.scheduler.pool.free - blocks_for(requests[first].limit)
+        end, free = first + 1, engine.model.memory.free - blocks_for(requests[first].limit)
         while end < len(requests) and (free := free - blocks_for(requests[end].limit)) >= 0:
             end += 1
         yield from _reply_together(engine.model, requests[first:end])
@@ -77,7 +77,7 @@ def _replies(engine: Engine, prompts: Sequence[list[int]]) -> Generator[str, Non
 
 
 def _reply_together(model: LoadedModel, requests: Sequence[Request]) -> Generator[str, None, None]:
-    with look(model, requests, "the base's replies of a check") as scheduler:
+    with look(model, requests, "the base's replies of a check", None) as scheduler:
         while works := scheduler.plan():
             ready = [work.request for work in works if work.sampled]
             for request, row in zip(ready, model.runner.logits(works), strict=True):

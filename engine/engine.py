@@ -3,19 +3,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Literal
 
+import msgspec
 import psutil
 from torch import Tensor
 
 from .adapter_read import ReadAdapter
-from .blocks import BLOCK_TOKENS
 from .chat import check_length, prompt_ids
 from .checks import Checks
 from .failures import out_of_memory, sentence
+from .group import Group
 from .loaded import LoadedModel, load_model
 from .look import look
-from .mix import MixError, TokenMix, check_mix, resolve_mix
+from .mix import Awaited, MixError, TokenMix, activation_at, check_mix, resolve_mix
+from .mix_history import MixHistory
 from .protocol import (
     AdapterInfo,
     CheckpointAppeared,
@@ -23,8 +26,8 @@ from .protocol import (
     Emit,
     EngineSnapshot,
     Generate,
-    KvOwner,
-    KvView,
+    GenerateTogether,
+    InvocationFired,
     LoadModel,
     Mix,
     MixSet,
@@ -32,12 +35,15 @@ from .protocol import (
     ModelLoaded,
     RequestFailed,
     RequestFinished,
+    RequestPreempted,
     RequestQueued,
     RequestStarted,
     Sampling,
     TextDelta,
+    requests_text,
 )
 from .request import Reason, Request, check_sampling
+from .scheduler import GroupRefused, Scheduler
 from .scores import Scores
 from .slot_pool import SlotsBusy
 from .stop_text import StopText
@@ -67,6 +73,11 @@ class Engine:
         if self._model is None:
             raise ValueError("no base is loaded; load a model first")
         return self._model
+
+    @property
+    def request_ids(self) -> Collection[int]:
+        """Of the requests that have not ended."""
+        return self._requests.keys()
 
     @property
     def busy(self) -> bool:
@@ -110,12 +121,12 @@ class Engine:
         """Put what was read under `name`: for new and waiting requests and the standing mix; running ones finish on what they have."""
         model = self.model
         swap = model.store.replace(name, read)
-        for request in (*model.scheduler.running, *self.scores.requests):
+        for request in (*self._requests.values(), *self.scores.requests):
             if request.id in swap.users:
-                request.mix = request.mix.renamed(name, swap.kept_as)
-        for request in [request for request in model.scheduler.waiting if any(use.name == name for use in request.mix.mix)]:
+                request.history = request.history.renamed(name, swap.kept_as)
+        for request in [request for request in model.scheduler.waiting if not request.started and _names(request.mix, name)]:
             with self._failing(lambda message, memory, request=request: self._fail(request, message, memory)):
-                self._swap_mix(request, self._token_mix(request.mix.mix, request.ids, request.id))
+                self._swap_mix(request, MixHistory.of(self._token_mix(request.mix.mix, request)))
         if any(use.name == name for use in self._mix):
             with self._failing(lambda message, _: self._emit(CommandFailed(
                     f"adapter {name!r} was reloaded, but has no slot for the mix that is set: {message}"))):
@@ -141,54 +152,86 @@ class Engine:
     def pin_adapter(self, name: str, pinned: bool) -> None:
         self.model.store.pin(name, pinned)
 
-    def set_invocation(self, name: str, text: str) -> None:
-        self.model.store.set_invocation(name, text)
+    def set_invocation(self, name: str, text: str, in_reply: bool = False) -> None:
+        self.model.store.set_invocation(name, text, in_reply)
+
+    def clear_cache(self) -> None:
+        """Forget the KV blocks that no running request holds."""
+        self.model.memory.clear("it was asked for")
 
     # -- requests --------------------------------------------------------------------------------
     def submit(self, command: Generate) -> None:
         """Queue a request. Raises ValueError when it can never run; it is not queued then."""
+        self.submit_together(GenerateTogether((command,)))
+
+    def submit_together(self, command: GenerateTogether) -> None:
+        """Queue requests that run together. Raises ValueError when one of them can never run, or all together; none is queued then."""
         model = self.model
-        if command.request_id in self._requests:
-            raise DuplicateRequest(f"request {command.request_id} is running already; give every request its own number")
-        check_sampling(command.sampling)
-        check_length(command.prompt, model.config.context)
-        check_mix(command.mix, model.store.infos)
-        tokenizer = model.store.vocabulary(command.mix, command.request_id).tokenizer
-        ids, _ = prompt_ids(tokenizer, model.base.chat_template, command.prompt)
-        request = self.make_request(command.request_id, list(ids), command.mix, command.sampling)
-        model.scheduler.check_fits(request)
-        model.store.expect(request.id, request.mix.names)
-        model.scheduler.add(request)
-        self._requests[request.id] = request
+        requests: list[Request] = []
+        for one in command.requests:
+            if one.request_id in self._requests or any(request.id == one.request_id for request in requests):
+                raise DuplicateRequest(f"request {one.request_id} is running already; give every request its own number")
+            check_sampling(one.sampling)
+            check_length(one.prompt, model.config.context)
+            check_mix(one.mix, model.store.infos)
+            tokenizer = model.store.vocabulary(one.mix, one.request_id).tokenizer
+            ids, _ = prompt_ids(tokenizer, model.base.chat_template, one.prompt)
+            requests.append(self.make_request(one.request_id, list(ids), one.mix, one.sampling))
+        if not requests:
+            raise ValueError("no request was given to run together with others; give one or more")
+        model.scheduler.check_fits(requests)
+        try:
+            for request in requests:
+                model.store.expect(request.id, request.mix.names)
+        except ValueError:
+            for request in requests:
+                model.store.release(request.id)
+            raise
+        model.scheduler.add(*requests)
+        self._requests |= {request.id: request for request in requests}
 
     def abort(self, request_id: int) -> None:
         """End a request now; nothing happens when it has ended already."""
         if request_id in self._requests:
             self._finish(self._requests[request_id], "aborted")
 
-    def set_mix(self, mix: Mix, request_ids: Sequence[int] = ()) -> None:
-        """The standing mix, and that of running requests from their next token on. Raises ValueError and changes nothing when refused."""
+    def set_mix(self, mix: Mix, request_ids: Sequence[int] = (), change: Literal["splice", "recompute", "finish"] = "splice") -> None:
+        """The standing mix, and that of requests from their next token on (see SetMix for `change`).
+
+        Raises ValueError and changes nothing when refused.
+        """
         store = self.model.store
         check_mix(mix, store.infos)
         store.vocabulary(mix, None)
-        requests = [self._requests[i] for i in request_ids if i in self._requests]
+        requests = [self._requests[i] for i in request_ids if i in self._requests] if change != "finish" else []
         changed = [request for request in requests if request.mix.mix != mix]
         if mix == self._mix and not changed:
             return
         self._give_slots(mix)
-        done: list[tuple[Request, TokenMix]] = []
+        done: list[tuple[Request, MixHistory]] = []
         try:
             for request in changed:
-                before = request.mix
-                self._swap_mix(request, self._token_mix(mix, request.ids[: request.prompt_tokens], request.id))
+                before, after = request.history, self._token_mix(mix, request)
+                whole = change == "recompute" or not request.started
+                self._swap_mix(request, MixHistory.of(after) if whole else before.spliced(request.shown, after))
                 done.append((request, before))
         except Exception:
             for request, before in reversed(done):
                 self._swap_back(request, before)
             raise
         self._mix = mix
+        recomputed = {request.id: tokens for request in changed if change == "recompute" and (tokens := self._compute_again(request))}
         activations = {request.id: request.mix.activations for request in changed if request.mix.activations}
-        self._emit(MixSet(mix, {request.id: request.new_tokens for request in requests}, activations))
+        self._emit(MixSet(mix, {request.id: request.new_tokens for request in requests}, activations, recomputed))
+
+    def _compute_again(self, request: Request) -> int:
+        """Keep of what is stored of a running request what its history now says; the number of tokens that are computed again."""
+        if request.table is None:
+            return 0
+        stored = request.stored
+        request.end()
+        request.begin(self.model.memory)
+        return max(stored - request.stored, 0)
 
     def drop_requests(self, message: str, out_of_memory: bool = False) -> None:
         """Fail every request, running or waiting."""
@@ -200,15 +243,28 @@ class Engine:
         """Admit, compute one step, tell. False when there was nothing to compute."""
         if self._model is None:
             return False
-        self._admit(self._model)
-        works = self._model.scheduler.plan()
-        if not works:
-            return False
+        while True:
+            self._admit(self._model)
+            works = self._model.scheduler.plan()
+            stopped = self._tell_stopped(self._model.scheduler)
+            if works:
+                break
+            if not stopped:
+                return False
         drawn, finished = self._model.runner.run(works)
         for request, token in drawn:
             self._accept(request, token)
         self._emit(finished)
         return True
+
+    def _tell_stopped(self, scheduler: Scheduler) -> bool:
+        """Whom the plan could not give blocks."""
+        for preempted in scheduler.preempted:
+            self._model.memory.count_preemption()
+            self._emit(RequestPreempted(preempted.request.id, preempted.because, preempted.tokens))
+        for request in scheduler.full:
+            self._finish(request, "context")
+        return bool(scheduler.preempted or scheduler.full)
 
     def logits(self, ids: Sequence[int], mix: Mix = ()) -> Tensor:
         """[vocab] fp32 at the last of `ids`, computed alone and in steps of the usual size; with the tokens that `mix` adds, if any."""
@@ -222,7 +278,7 @@ class Engine:
         model = self.model
         requests = [self.make_request(-1 - i, list(ids), mix, Sampling(max_tokens=1)) for i, (ids, mix) in enumerate(prompts)]
         found: dict[int, Tensor] = {}
-        with look(model, requests, "a look at the logits") as scheduler:
+        with look(model, requests, "a look at the logits", None) as scheduler:
             while works := scheduler.plan():
                 last = [work.request.id for work in works if work.sampled]
                 found |= zip(last, model.runner.logits(works), strict=True)
@@ -242,46 +298,45 @@ class Engine:
         outside = next((i for i in ids if not 0 <= i < vocabulary.rows), None)
         if outside is not None:
             raise ValueError(f"token id {outside} is not in the vocabulary of {vocabulary.rows} tokens")
+        history = MixHistory.of(resolve_mix(mix, ids, model.store.infos_for(request_id), model.store.text))
         return Request(
-            request_id, ids, len(ids), self._token_mix(mix, ids, request_id), sampling, min(len(ids) + sampling.max_tokens, context),
+            request_id, ids, len(ids), history, sampling, min(len(ids) + sampling.max_tokens, context),
             context, self._end_tokens(vocabulary), TextStream(vocabulary.tokenizer), StopText(sampling.stop), vocabulary)
 
     def _end_tokens(self, vocabulary: Vocabulary) -> frozenset[int]:
         return frozenset((*self.model.base.end_tokens, *vocabulary.end_tokens))
 
-    def _token_mix(self, mix: Mix, prompt: Sequence[int], request_id: int) -> TokenMix:
-        store = self.model.store
-        return resolve_mix(mix, prompt, store.infos_for(request_id), store.text)
+    def _token_mix(self, mix: Mix, request: Request) -> TokenMix:
+        store, end = self.model.store, request.prompt_tokens
+        return resolve_mix(mix, request.ids[:end], store.infos_for(request.id), store.text, request.ids[end:])
 
     def _admit(self, model: LoadedModel) -> None:
-        def acquire(request: Request) -> str:
+        while model.scheduler.queue:
             try:
-                model.store.acquire(request.mix.names, request.id, f"request {request.id}")
-            except SlotsBusy as busy:
-                return str(busy)
-            return ""
-
-        while model.scheduler.waiting:
-            oldest = model.scheduler.waiting[0]
-            try:
-                request, because = model.scheduler.next_admitted(acquire)
-            except Exception as error:  # the adapters of this request cannot be had; the others go on
-                if not isinstance(error, (ValueError, OSError)) and not out_of_memory(error):
-                    raise
-                self._fail(oldest, sentence(error), out_of_memory(error))
+                begun, because = model.scheduler.next_admitted(model.slots)
+            except GroupRefused as refused:  # the others go on
+                for request in list(refused.group.requests):
+                    self._fail(request, sentence(refused.cause), out_of_memory(refused.cause))
                 continue
-            if request is None:
-                self._tell_waiting(model.scheduler.waiting, because)
+            if not begun:
+                self._tell_waiting(model.scheduler.queue, because)
+                model.slots.prefetch(model.scheduler.queue)
                 return
-            self._emit(RequestStarted(request.id, request.prompt_tokens, request.mix.activations))
+            for request, use in begun:
+                if request.remark:
+                    use = msgspec.structs.replace(use, detail="; ".join(filter(None, (use.detail, request.remark))))
+                    request.remark = ""
+                self._emit(RequestStarted(request.id, request.prompt_tokens, request.mix.activations, use))
 
-    def _tell_waiting(self, waiting: Sequence[Request], because: str) -> None:
-        """What the oldest waits for, when that changed; and once for each other that it is not its turn."""
-        for place, request in enumerate(waiting):
-            reason = f"its turn comes after request {waiting[0].id}" if place else because
-            if request.waits_for != reason and not (place and request.waits_for):
-                request.waits_for = reason
-                self._emit(RequestQueued(request.id, reason))
+    def _tell_waiting(self, queue: Sequence[Group], because: str) -> None:
+        """What the first waits for, when that changed; and once for each other that it is not its turn."""
+        turn = f"its turn comes after {requests_text(request.id for request in queue[0].requests)}"
+        for place, group in enumerate(queue):
+            reason = turn if place else because
+            for request in group.requests:
+                if request.waits_for != reason and not (place and request.waits_for):
+                    request.waits_for = reason
+                    self._emit(RequestQueued(request.id, reason))
 
     @contextlib.contextmanager
     def _failing(self, tell: Callable[[str, bool], object]) -> Iterator[None]:
@@ -298,22 +353,24 @@ class Engine:
         with contextlib.suppress(SlotsBusy):
             self.model.store.acquire([use.name for use in mix if use.scale != 0], None, "the mix that was set")
 
-    def _swap_mix(self, request: Request, mix: TokenMix) -> None:
-        """Raises ValueError when a running request cannot have the slots of `mix`, or its words; it keeps what it had then."""
+    def _swap_mix(self, request: Request, history: MixHistory) -> None:
+        """Raises ValueError when a running request cannot have the slots of `history`, or its words; it keeps what it had then."""
+        mix = history.mix
         vocabulary = self.model.store.vocabulary(mix.mix, request.id)
         lost = vocabulary.lost(request.ids, request.vocabulary)
         if lost is not None:
             raise MixError(f"request {request.id} holds the token {lost}, {request.vocabulary.tokenizer.token_text([lost])[0]!r}, that "
                            "only an adapter of its old mix has; keep that adapter in the mix until the reply ends")
-        if request.table is not None:
-            self.model.store.acquire(mix.names, request.id, f"request {request.id}, whose mix was changed")
+        if request.started:
+            names = mix.names if request.table is None or request.pending == 1 else history.names
+            self.model.store.acquire(names, request.id, f"request {request.id}, whose mix was changed")
         else:
             self.model.store.expect(request.id, mix.names)
-        request.mix, request.vocabulary, request.end_tokens = mix, vocabulary, self._end_tokens(vocabulary)
+        request.history, request.vocabulary, request.end_tokens = history, vocabulary, self._end_tokens(vocabulary)
         request.text.tokenizer = vocabulary.tokenizer
 
-    def _swap_back(self, request: Request, before: TokenMix) -> None:
-        """After a refusal: the mix that `request` had. When its adapters are gone meanwhile, the request fails, in words."""
+    def _swap_back(self, request: Request, before: MixHistory) -> None:
+        """After a refusal: what `request` had. When its adapters are gone meanwhile, the request fails, in words."""
         try:
             self._swap_mix(request, before)
         except Exception as error:
@@ -329,6 +386,16 @@ class Engine:
             self._emit(TextDelta(request.id, text, request.new_tokens))
         if reason is not None:
             self._finish(request, reason)
+        elif (written := request.written()) is not None:
+            self._fire(request, written)
+
+    def _fire(self, request: Request, written: Awaited) -> None:
+        """An aLoRA acts from the invocation on that the reply has just written; it is computed again under it."""
+        store, history = self.model.store, request.history
+        activation = activation_at(written.info, request.ids, len(request.ids) - len(written.info.invocation_tokens), store.text)
+        request.rewind(max(activation.start, history.parts[-1].start))
+        request.history = history.replaced(history.mix.fired(written, activation))
+        self._emit(InvocationFired(request.id, activation, request.new_tokens))
 
     def _advice(self, request: Request) -> str:
         if uses := [f"{use.name} x {use.scale:g}" for use in request.mix.mix if use.scale != 0]:
@@ -341,12 +408,12 @@ class Engine:
         self._emit(RequestFinished(request.id, reason, request.stats(), tuple(request.ids[request.prompt_tokens :])))
 
     def _fail(self, request: Request, message: str, out_of_memory: bool = False) -> None:
-        self._forget(request)
+        self._forget(request, keep=False)
         self._emit(RequestFailed(request.id, message, out_of_memory))
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: Request, keep: bool = True) -> None:
         self.model.store.release(request.id)
-        self.model.scheduler.remove(request)
+        self.model.scheduler.remove(request, keep)
         del self._requests[request.id]
 
     # -- what is ---------------------------------------------------------------------------------
@@ -356,15 +423,12 @@ class Engine:
         if model is None:
             return EngineSnapshot(memory_bytes=memory)
         running, store = model.scheduler.running, model.store
-        owners = tuple(_owners(running))
-        kv = KvView(BLOCK_TOKENS, model.config.blocks, model.runner.kv_bytes, sum(owner.blocks for owner in owners), owners=owners)
+        kv = model.memory.view(((request.id, request.mix.mix) for request in running), model.runner.kv_bytes)
         return EngineSnapshot(
             model=model.info, adapters=store.adapter_views(), slots=store.slot_views(), host=store.host_view(), kv=kv, mix=self._mix,
             running=tuple(request.id for request in running), waiting=tuple(request.id for request in model.scheduler.waiting),
             memory_bytes=memory, composed_bytes=store.composed_bytes)
 
 
-def _owners(running: Iterable[Request]) -> Iterable[KvOwner]:
-    for request in running:
-        if request.table is not None:
-            yield KvOwner(request.id, len(request.table.blocks), request.stored, request.mix.mix)
+def _names(mix: TokenMix, name: str) -> bool:
+    return any(use.name == name for use in mix.mix)

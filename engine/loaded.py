@@ -4,20 +4,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from .adapter_store import AdapterStore
 from .base_file import open_base
 from .base_parts import BaseFile
-from .blocks import BlockPool
+from .blocks import BLOCK_TOKENS
 from .chat import template_note
 from .config import DTYPE_NAMES, EngineConfig, make_config
 from .default_model import ensure_default_model
+from .group_slots import GroupSlots
+from .kv_memory import KvMemory
 from .models.decoder import Decoder
 from .models.facts import module_shapes
 from .protocol import Emit, LoadModel, ModelInfo, ModelLoading
-from .runner import Runner
+from .runner import Runner, copy_cells
 from .scheduler import Scheduler
 from .template import RENDERER
 from .tokenizer import Tokenizer
@@ -34,6 +37,8 @@ class LoadedModel:
     tokenizer: Tokenizer
     runner: Runner
     store: AdapterStore
+    slots: GroupSlots
+    memory: KvMemory
     scheduler: Scheduler
     info: ModelInfo
 
@@ -85,14 +90,18 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
         config.packed)
     decoder = Decoder(base.facts, weights, config.context)
     progress.report("warm-up", base.name)
-    store = AdapterStore(decoder, config.slots, config.host_cache_bytes, emit, tokenizer, base.chat_template)
-    runner = Runner(decoder, store, config.blocks)
+    caches = decoder.kv_cache(config.blocks, BLOCK_TOKENS)
+    memory = KvMemory(config.blocks, partial(copy_cells, caches), emit)
+    store = AdapterStore(
+        decoder, config.slots, config.host_cache_bytes, emit, tokenizer, base.chat_template,
+        lambda why, digest: memory.clear(why, {digest}))
+    runner = Runner(decoder, store, caches)
     runner.warm_up()
     progress.check()
     template = template_note(tokenizer, base.chat_template) if base.chat_template else ""
     base = replace(base, notes=(*base.notes, *config.notes, *([template] if template else [])))
-    scheduler = Scheduler(BlockPool(config.blocks), config.step_tokens, config.max_running, base.facts.long_after)
-    return LoadedModel(base, config, tokenizer, runner, store, scheduler, _info(base, config, decoder))
+    scheduler = Scheduler(memory, config.step_tokens, config.max_running, base.facts.long_after)
+    return LoadedModel(base, config, tokenizer, runner, store, GroupSlots(store), memory, scheduler, _info(base, config, decoder))
 
 
 def _info(base: BaseFile, config: EngineConfig, decoder: Decoder) -> ModelInfo:

@@ -10,8 +10,10 @@ import torch
 
 from ..kernels.sampling import Draw
 from .blocks import BlockTable
-from .mix import TokenMix
-from .protocol import RequestStats, Sampling
+from .kv_memory import KvMemory
+from .mix import Awaited, TokenMix
+from .mix_history import MixHistory
+from .protocol import CacheUse, RequestStats, Sampling
 from .stop_text import StopText
 from .tokenizer import TextStream
 from .vocabulary import Vocabulary
@@ -36,7 +38,7 @@ def check_sampling(sampling: Sampling) -> None:
         if not good:
             raise ValueError(f"{name} is {value}; it must be {expected}")
     if len(sampling.stop) > MAX_STOPS:
-        raise ValueError(f"{len(sampling.stop)} stop strings are given; at most {MAX_STOPS} are watched for")
+        raise ValueError(f"{len(sampling.stop)} stop strings are given; at most {MAX_STOPS} are awaited for")
     for stop in sampling.stop:
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
             raise ValueError(f"a stop string has {len(stop)} characters; it must have 1 to {MAX_STOP_CHARACTERS}")
@@ -44,12 +46,12 @@ def check_sampling(sampling: Sampling) -> None:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`ids` grows by the tokens drawn; the first `stored` of them have keys and values in the blocks of `table`."""
+    """`ids` grows by the tokens drawn; the first `stored` of them have keys and values in the blocks of `table`, while it has one."""
 
     id: int
     ids: list[int]
     prompt_tokens: int
-    mix: TokenMix
+    history: MixHistory
     sampling: Sampling
     limit: int
     """tokens that `ids` may grow to"""
@@ -58,15 +60,23 @@ class Request:
     text: TextStream
     stops: StopText
     vocabulary: Vocabulary
-    stored: int = 0
+    wanted_from: int | None = None
+    """the first token whose logits are wanted: what lies before it may be found instead of computed; None for the last one"""
     long: bool = False
     """computed by the RoPE factors of long requests (see Scheduler)"""
-    table: BlockTable | None = None
     waits_for: str = ""
+    remark: str = ""
+    """what is to be said when it goes on, of its former mixes"""
     arrived: float = field(default_factory=time.perf_counter)
     started: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    _memory: KvMemory | None = None
+
+    @property
+    def mix(self) -> TokenMix:
+        """The one that holds now."""
+        return self.history.mix
 
     @property
     def new_tokens(self) -> int:
@@ -78,8 +88,74 @@ class Request:
         return len(self.ids) - self.stored
 
     @property
+    def shown(self) -> int:
+        """Tokens whose successors are known, or stored: what they were computed with is settled."""
+        return max(self.stored, len(self.ids) - 1) if self.new_tokens else self.stored
+
+    @property
     def decoding(self) -> bool:
         return self.new_tokens > 0
+
+    # -- keys and values -------------------------------------------------------------------------
+    @property
+    def stored(self) -> int:
+        return self._memory.stored(self.id) if self._memory is not None else 0
+
+    @property
+    def table(self) -> BlockTable | None:
+        return self._memory.table_of(self.id) if self._memory is not None else None
+
+    def begin(self, memory: KvMemory) -> CacheUse:
+        """Open its table in `memory`, with what is found there."""
+        self._memory = memory
+        return memory.begin(self.id, self._findable, self.history.stretches, b"long" if self.long else b"")
+
+    def end(self, keep: bool = True) -> None:
+        """Give the blocks back. With `keep` what was computed can be found again; nothing happens without a table."""
+        if self._memory is not None:
+            self._memory.end(self.id, keep)
+            self._memory = None
+
+    def extend(self) -> None:
+        """Take over what others computed meanwhile of the tokens that come next."""
+        findable = self._findable
+        if self.stored < len(findable) - 1:
+            self._held.extend(self.id, findable, self.history.stretches)
+
+    def next_key(self) -> bytes | None:
+        """Of the whole block that it computes next and could as well find; None when what is left does not fill one."""
+        return self._held.next_key(self.id, self._findable, self.history.stretches) if self.stored < len(self._findable) - 1 else None
+
+    def reserve(self, tokens: int) -> bool:
+        """Blocks for the next `tokens` tokens; False when there are too few, nothing changes then."""
+        return self._held.reserve(self.id, self.stored + tokens)
+
+    def commit(self, tokens: int) -> None:
+        """The next `tokens` tokens are computed now."""
+        self._held.commit(self.id, self.ids, self.history.stretches, self.stored + tokens)
+
+    def rewind(self, stored: int) -> None:
+        """Forget what is stored behind the first `stored` tokens, if anything is."""
+        if self._memory is not None and stored < self.stored:
+            self._memory.rewind(self.id, stored)
+
+    @property
+    def _held(self) -> KvMemory:
+        assert self._memory is not None  # it runs
+        return self._memory
+
+    @property
+    def _findable(self) -> list[int]:
+        return self.ids if self.wanted_from is None else self.ids[: self.wanted_from + 1]
+
+    # -- tokens ----------------------------------------------------------------------------------
+    def written(self) -> Awaited | None:
+        """The aLoRA of its mix whose invocation the reply's last tokens are, if it does not act yet."""
+        for awaited in self.mix.awaited:
+            tokens = awaited.info.invocation_tokens
+            if tuple(self.ids[-len(tokens) :]) == tuple(tokens):
+                return awaited
+        return None
 
     def draw(self, device: torch.device) -> Draw:
         """How the next token is drawn; its noise belongs to (seed, its position)."""

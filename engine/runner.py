@@ -10,21 +10,29 @@ from ..kernels.timing import LapTimer
 from .active import Span
 from .adapter_store import AdapterStore
 from .batch import Chunk, step_inputs
-from .blocks import BLOCK_TOKENS, BlockTable
+from .blocks import BlockTable
 from .models.acting import ActiveLora, active_lora
 from .models.decoder import Decoder
 from .protocol import STEP_OPS, StepFinished
 from .request import Request
 from .scheduler import Work
 
+Caches = Sequence[Tensor]
+
+
+def copy_cells(caches: Caches, source: int, target: int, cells: int) -> None:
+    """The keys and values of the first `cells` tokens of the block `source` into the block `target`, of every layer."""
+    for cache in caches:
+        cache[target, :cells] = cache[source, :cells]
+
 
 class Runner:
-    """Runs steps on one decoder. Owns the KV memory; which block belongs to whom is the scheduler's."""
+    """Runs steps on one decoder, over the keys and values in `caches` (Decoder.kv_cache)."""
 
-    def __init__(self, decoder: Decoder, store: AdapterStore, blocks: int) -> None:
+    def __init__(self, decoder: Decoder, store: AdapterStore, caches: Caches) -> None:
         self.decoder = decoder
         self._store = store
-        self._caches = decoder.kv_cache(blocks, BLOCK_TOKENS)
+        self._caches = caches
         self._timer = LapTimer(STEP_OPS, decoder.device)
         self._steps = 0
 
@@ -40,7 +48,7 @@ class Runner:
         tokens = sample(logits, [request.draw(self.decoder.device) for request in sampled]) if sampled else []
         self._timer.lap("sampling")
         for work in works:
-            work.request.stored += work.tokens
+            work.request.commit(work.tokens)
         ms, by_op = self._timer.finish()
         self._steps += 1
         decoding = sum(work.request.decoding and work.tokens == 1 for work in works)
@@ -51,7 +59,7 @@ class Runner:
 
     def warm_up(self) -> None:
         """One token through the decoder, so that the first request does not pay for what torch prepares once."""
-        chunk = Chunk((0,), 0, BlockTable((0,)), True)
+        chunk = Chunk((0,), 0, BlockTable([0]), True)
         self._timer.start()
         self.decoder.forward(step_inputs([chunk], self.decoder.device), self._caches, None, self._timer.lap)
 
@@ -64,7 +72,7 @@ class Runner:
         logits, _ = self._forward(works, every)
         rows = [work.request.vocabulary.head_rows for work in works for _ in range(work.tokens if every else work.sampled)]
         for work in works:
-            work.request.stored += work.tokens
+            work.request.commit(work.tokens)
         return without_foreign(logits.float(), rows)
 
     def _forward(self, works: Sequence[Work], every: bool = False) -> tuple[Tensor, ActiveLora | None]:
@@ -74,13 +82,12 @@ class Runner:
 
     def _lora(self, works: Sequence[Work], every: bool) -> ActiveLora | None:
         """None when no adapter acts on any token of the step: the base path then runs bit for bit."""
-        names = {use.name for work in works for use in work.request.mix.active if use.start < work.request.stored + work.tokens}
+        spans = [Span(*piece) for work in works for piece in work.request.history.pieces(work.request.stored, work.tokens)]
+        names = {use.name for span in spans for use in span.mix.active if use.start < span.position + span.count}
         if not names:
             return None
-        routing = self._store.routing(names)
-        spans = [Span(work.request.mix, work.request.stored, work.tokens) for work in works]
-        ends = [Span(span.mix, span.position + span.count - 1, 1) for span, work in zip(spans, works, strict=True) if work.sampled]
-        return active_lora(routing, spans, spans if every else ends)
+        ends = [Span(work.request.mix, work.request.stored + work.tokens - 1, 1) for work in works if work.sampled]
+        return active_lora(self._store.routing(names), spans, spans if every else ends)
 
     def _chunk(self, work: Work, every: bool) -> Chunk:
         request = work.request

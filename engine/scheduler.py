@@ -1,16 +1,48 @@
-"""Who computes what in the next step: first come, first served, running replies before new prompts."""
+"""Who computes what in the next step: first come, first served, running replies before new prompts, groups whole."""
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
 
-from .blocks import BlockPool, blocks_for
+from .blocks import BLOCK_TOKENS, blocks_for
+from .group import Group
+from .kv_memory import KvMemory
+from .protocol import CacheUse, requests_text
 from .request import Request
+from .shares import shares
 
-Acquire = Callable[[Request], str]
-"""Takes the slots of a request's mix; "" when it has them, else what it must wait for. Raises ValueError when it never can."""
+MOST_PASSED = 16
+"""times that a group which waits for slots lets a later one through whose adapters are in slots: more would starve it"""
+LOOKED_AT = 64
+"""waiting groups that are looked at for one that can be let through, a bound for the work of a step"""
+
+
+class Slots(Protocol):
+    """The adapters of groups in their slots."""
+
+    def acquire(self, group: Group, alone: bool) -> str:
+        """Hold the slots of all its mixes; "" when it has them, else what it must wait for. `alone`: nothing runs that could end.
+
+        Raises GroupRefused when it can never have them.
+        """
+
+    def there(self, group: Group) -> bool:
+        """Whether every adapter of its mixes is in a slot already."""
+
+    def give_back(self, group: Group) -> None:
+        """It waits again and holds nothing."""
+
+
+class GroupRefused(Exception):
+    """`group` can never run, for `cause`."""
+
+    def __init__(self, group: Group, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.group, self.cause = group, cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,79 +57,250 @@ class Work:
         return self.tokens == self.request.pending
 
 
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A request whose blocks others needed; `tokens` were stored."""
+
+    request: Request
+    because: str
+    tokens: int
+
+
 class Scheduler:
-    """Requests that wait and that run. A running request holds its KV blocks, reserved whole, so it never stops half way."""
+    """Groups that wait and that run. A running request holds the blocks of what is stored of it and gets more as it grows.
 
-    def __init__(self, pool: BlockPool, step_tokens: int, max_running: int, long_after: int = 0) -> None:
+    When they run out the latest arrived group goes back to the front of the queue: what it had computed stays findable until others
+    need its blocks, so it computes again only what is gone then.
+    """
+
+    def __init__(self, memory: KvMemory, step_tokens: int, max_running: int, long_after: int = 0) -> None:
         """`long_after`: requests of more tokens are computed by other RoPE factors (ModelFacts.long_after); 0 for models without such."""
-        self.pool = pool
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.memory = memory
+        self.preempted: list[Preempted] = []
+        """by the last plan"""
+        self.full: list[Request] = []
+        """requests of the last plan that have all of the memory for themselves and need more; they can only end"""
+        self._queue: deque[Group] = deque()
+        self._groups: list[Group] = []
+        """that run, by number"""
+        self._of: dict[int, Group] = {}
         self._step_tokens, self._max_running, self._long_after = step_tokens, max_running, long_after
+        self._arrivals = 0
+        self._served: dict[int, int] = {}
+        """request that computes its prompt -> the last plan that had tokens for it"""
+        self._plans = 0
 
-    def check_fits(self, request: Request) -> None:
-        """Raises ValueError, with the numbers, when it cannot fit even alone."""
-        need = blocks_for(request.limit)
-        if need > self.pool.blocks:
-            raise ValueError(f"the request needs {need} KV blocks of 16 tokens (prompt {request.prompt_tokens}, up to {request.limit} in "
-                             f"all), the memory holds {self.pool.blocks}; shorten the prompt or lower max_tokens")
+    # -- who is there ----------------------------------------------------------------------------
+    @property
+    def running(self) -> list[Request]:
+        return [request for group in self._groups for request in group.requests]
 
-    def add(self, request: Request) -> None:
-        """Queue a request that fits (see `check_fits`)."""
-        self.waiting.append(request)
+    @property
+    def waiting(self) -> list[Request]:
+        """The next one first."""
+        return [request for group in self._queue for request in group.requests]
 
-    def next_admitted(self, acquire: Acquire) -> tuple[Request | None, str]:
-        """Let the oldest waiting request run, if it can.
+    @property
+    def queue(self) -> Sequence[Group]:
+        return self._queue
 
-        Returns (the request now running or None, what the oldest one waits for or ""). What `acquire` raises is passed on;
-        the request is the oldest waiting one still.
+    def check_fits(self, requests: Sequence[Request]) -> None:
+        """Raises ValueError, with the numbers, when they could not run together even with nothing beside them."""
+        need, there = Group(list(requests), 0).least_blocks, self.memory.blocks
+        if len(requests) > self._max_running:
+            raise ValueError(f"{len(requests)} requests are to run together; at most {self._max_running} run at once")
+        if need > there:
+            what = "the prompt" if len(requests) == 1 else f"the {len(requests)} prompts that are to run together"
+            raise ValueError(f"{what} of {sum(request.prompt_tokens for request in requests)} tokens, and one of a reply, need {need} "
+                             f"KV blocks of {BLOCK_TOKENS} tokens; the memory holds {there}; shorten the prompt")
+
+    def add(self, *requests: Request) -> None:
+        """Queue requests that run together and fit (see `check_fits`)."""
+        self._arrivals += 1
+        group = Group(list(requests), self._arrivals)
+        self._queue.append(group)
+        self._of |= {request.id: group for request in requests}
+
+    def remove(self, request: Request, keep: bool = True) -> None:
+        """Forget a request, running or waiting, and free its blocks; with `keep` what they hold can be found again."""
+        request.end(keep)
+        self._served.pop(request.id, None)
+        group = self._of.pop(request.id)
+        group.requests.remove(request)
+        if not group.requests:
+            (self._queue if group in self._queue else self._groups).remove(group)
+
+    # -- admission -------------------------------------------------------------------------------
+    def next_admitted(self, slots: Slots) -> tuple[list[tuple[Request, CacheUse]], str]:
+        """Let the next waiting group run, if one can.
+
+        Returns (its requests, which run now, or none; what the first one of the queue waits for or ""). Raises GroupRefused; the group
+        waits still then.
         """
-        if not self.waiting:
-            return None, ""
-        request = self.waiting[0]
-        because = self._lacks(request) or acquire(request)
-        if because:
-            return None, because
-        self.waiting.popleft()
-        request.table = self.pool.reserve(blocks_for(request.limit))
-        request.started = time.perf_counter()
-        self.running.append(request)
-        return request, ""
+        because, passed = "", []
+        for group in islice(self._queue, LOOKED_AT):
+            if lacks := self._lacks(group):
+                return [], because or lacks
+            if passed and not slots.there(group):
+                passed.append(group)
+                continue
+            if lacks := slots.acquire(group, not self._groups):
+                because = because or lacks
+                passed.append(group)
+            elif isinstance(begun := self._begin(group), str):
+                if not group.preempted:
+                    slots.give_back(group)
+                return [], because or begun
+            else:
+                for other in passed:
+                    other.passed += 1
+                return begun, ""
+            if any(other.passed >= MOST_PASSED for other in passed):
+                break
+        return [], because
 
-    def _lacks(self, request: Request) -> str:
-        if len(self.running) >= self._max_running:
-            return f"{len(self.running)} requests are running, the limit is {self._max_running}"
-        need = blocks_for(request.limit)
-        if need > self.pool.free:
-            return f"it needs {need} KV blocks, {self.pool.free} of {self.pool.blocks} are free"
+    def run_whole(self, request: Request) -> str:
+        """Let a request that nobody waits for run with all blocks that it can ever need; "" or what it lacks, nothing changes then."""
+        group = Group([request], 0, preempted=True)
+        self._open(request)
+        need, free = blocks_for(request.limit) - len(request.table.blocks), self.memory.free
+        if not request.reserve(request.limit - request.stored):
+            request.end()
+            return f"it needs {need} KV blocks, {free} of {self.memory.blocks} are free"
+        self._of[request.id] = group
+        self._groups.append(group)
         return ""
 
-    def remove(self, request: Request) -> None:
-        """Forget a request, running or waiting, and free its blocks."""
-        if request in self.waiting:
-            self.waiting.remove(request)
-            return
-        self.running.remove(request)
-        if request.table is not None:
-            self.pool.release(request.table)
-            request.table = None
+    def _lacks(self, group: Group) -> str:
+        """What is known to be missing without a look."""
+        if len(running := self.running) + len(group.requests) > self._max_running:
+            return f"{len(running)} requests are running, the limit is {self._max_running}"
+        if self._groups and self.memory.free <= group.lacking:
+            return self._lacking(group)
+        return ""
 
+    def _lacking(self, group: Group) -> str:
+        blocks = sum(blocks_for(self._first_tokens(group, request)) for request in group.requests)
+        return (f"{'they need' if len(group.requests) > 1 else 'it needs'} up to {blocks} KV blocks, "
+                f"{self.memory.free} of {self.memory.blocks} are free")
+
+    def _first_tokens(self, group: Group, request: Request) -> int:
+        """Tokens that there must be blocks for to begin: of a first step; all that it had for one that was preempted, so that it does not
+        come and go; the least when nothing else runs."""
+        if not self._groups:
+            return 1
+        if group.preempted:
+            return len(request.ids) + 1
+        return min(len(request.ids), max(self._step_tokens // len(group.requests), BLOCK_TOKENS))
+
+    def _begin(self, group: Group) -> list[tuple[Request, CacheUse]] | str:
+        begun = [(request, self._open(request)) for request in group.requests]
+        wanted = [max(self._first_tokens(group, request) - request.stored, 1) for request, _ in begun]
+        need = sum(max(blocks_for(request.stored + tokens) - len(request.table.blocks), 0)
+                   for (request, _), tokens in zip(begun, wanted, strict=True))
+        if need > self.memory.free or not all(request.reserve(tokens) for (request, _), tokens in zip(begun, wanted, strict=True)):
+            for request, _ in begun:
+                request.end()
+            group.lacking = self.memory.free
+            return self._lacking(group)
+        self._queue.remove(group)
+        self._groups.append(group)
+        self._groups.sort(key=lambda group: group.number)
+        now = time.perf_counter()
+        for request, _ in begun:
+            request.started = request.started or now
+        return begun
+
+    def _open(self, request: Request) -> CacheUse:
+        request.long = 0 < self._long_after < len(request.ids)
+        return request.begin(self.memory)
+
+    # -- the step --------------------------------------------------------------------------------
     def plan(self) -> list[Work]:
-        """A token for every reply under way; the rest of the step's tokens to prompts, oldest first."""
+        """A token for every reply under way; the rest of the step's tokens to the prompts, evenly.
+
+        Who had to stop for lack of blocks is in `preempted` and `full` then. Empty when nothing can be computed.
+        """
+        self.preempted, self.full = [], []
+        self._plans += 1
         if self._long_after:
             self._compute_grown_again()
-        decoding = [Work(request, 1) for request in self.running if request.pending == 1]
-        left = max(self._step_tokens - len(decoding), 1)
-        prefill: list[Work] = []
-        for request in self.running:
-            if request.pending > 1 and left > 0:
-                prefill.append(Work(request, min(request.pending, left)))
-                left -= prefill[-1].tokens
-        return decoding + prefill
+        ready = [request for group in self._groups if group.ready for request in group.requests]
+        prompts = self._prompts()
+        parts = shares([(request.stored, wanted) for request, wanted in prompts], max(self._step_tokens - len(ready), 1))
+        works = [Work(request, 1) for request in ready]
+        for (request, _), tokens in zip(prompts, parts, strict=True):
+            if tokens:
+                self._served[request.id] = self._plans
+                works.append(Work(request, tokens))
+        return self._with_blocks(works)
+
+    def _prompts(self) -> list[tuple[Request, int]]:
+        """The requests with more than one token to compute and how many they may, those longest without a turn first.
+
+        One whose next block another computes in this step waits for it. The last token of a group's prompt waits until all have come so
+        far: they draw their first tokens together.
+        """
+        computed: set[bytes] = set()
+        found = []
+        unready = [(group, request) for group in self._groups if not group.ready for request in group.requests]
+        for group, request in sorted(unready, key=lambda one: (self._served.get(one[1].id, 0), one[0].number)):
+            if request.pending > 1:
+                request.extend()
+            wanted = request.pending - (len(group.requests) > 1)
+            key = request.next_key() if wanted else None
+            if not wanted or key in computed:
+                continue
+            if key is not None:
+                computed.add(key)
+            found.append((request, wanted))
+        return found
+
+    def _with_blocks(self, works: Sequence[Work]) -> list[Work]:
+        """Those of `works` that there are blocks for; earlier groups take them from later ones."""
+        kept: list[Work] = []
+        stopped: set[int] = set()
+        for work in sorted(works, key=lambda work: self._of[work.request.id].number):
+            group = self._of[work.request.id]
+            while group in self._groups and not work.request.reserve(work.tokens):
+                if len(self._groups) > 1:
+                    self._preempt(self._groups[-1], group)
+                elif self._others_hold_blocks():
+                    stopped.add(work.request.id)
+                    break
+                else:
+                    self.full.append(work.request)
+                    work.request.end()
+                    break
+            else:
+                kept.append(work)
+        return self._in_step([work for work in kept if self._of[work.request.id] in self._groups], stopped)
+
+    def _in_step(self, works: list[Work], stopped: set[int]) -> list[Work]:
+        """`works` without the draws of groups of which one cannot draw now."""
+        late = {self._of[number].number for number in stopped}
+        return [work for work in works if not (work.sampled and self._of[work.request.id].number in late)]
+
+    def _preempt(self, group: Group, for_: Group) -> None:
+        self._groups.remove(group)
+        self._queue.appendleft(group)
+        group.preempted, group.lacking = True, -1
+        because = (f"KV memory ran out: its blocks go to {requests_text(request.id for request in for_.requests)}, which came first" if
+                   group is not for_ else f"KV memory ran out: the {self.memory.blocks} blocks hold what came first")
+        for request in group.requests:
+            self.preempted.append(Preempted(request, because, request.stored))
+            request.end()
+            request.waits_for = ""
+
+    def _others_hold_blocks(self) -> bool:
+        """Whether blocks are held by others than the requests that run here, who will give them back."""
+        own = {block for request in self.running if request.table is not None for block in request.table.blocks}
+        return len(own) < self.memory.blocks - self.memory.free
 
     def _compute_grown_again(self) -> None:
         """What is stored of a request that has just grown beyond `long_after` tokens was turned by the short factors: as transformers does,
-        all of it is computed again, under the mix that holds now."""
+        all of it is computed again, with the long ones."""
         for request in self.running:
             if not request.long and len(request.ids) > self._long_after:
-                request.long, request.stored = True, 0
+                request.end()
+                self._open(request)

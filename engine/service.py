@@ -5,7 +5,7 @@ Adapters are read beside it; a command that needs one of them waits for it, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from .adapter_loads import AdapterLoads
 from .adapter_read import ReadAdapter
@@ -17,6 +17,7 @@ from .protocol import (
     AdapterFailed,
     CancelLoad,
     CheckAdapter,
+    ClearCache,
     Command,
     CommandFailed,
     Emit,
@@ -24,6 +25,7 @@ from .protocol import (
     EngineSnapshot,
     Event,
     Generate,
+    GenerateTogether,
     LoadAdapter,
     LoadModel,
     MixRefused,
@@ -120,7 +122,11 @@ class _Service:
         try:
             _ACTIONS[type(command)](self, command)
         except Exception as error:
-            self._emit(_failure(command, error))
+            self._fail(command, error)
+
+    def _fail(self, command: Command, error: Exception) -> None:
+        for event in _failures(command, error, self.engine.request_ids):
+            self._emit(event)
 
     def _load_model(self, command: LoadModel) -> None:
         self.engine.load_model(command, self._inbox.load_cancelled)
@@ -146,8 +152,8 @@ class _Service:
 
     def _hold(self, command: Command) -> None:
         self._held.append(command)
-        if isinstance(command, Generate):
-            self._emit(RequestQueued(command.request_id, "an adapter is being read from disk"))
+        for request in _generates(command):
+            self._emit(RequestQueued(request.request_id, "an adapter is being read from disk"))
 
     def _load_adapter(self, command: LoadAdapter) -> None:
         store = self.engine.model.store
@@ -166,7 +172,7 @@ class _Service:
             try:
                 self._settle(command, outcome)
             except Exception as error:
-                self._emit(_failure(command, error))
+                self._fail(command, error)
         if (progress := self._loads.progress()) is not None:
             self._emit(progress)
         self._let_go()
@@ -187,19 +193,20 @@ class _Service:
     def _cancel_loads(self) -> None:
         """Every load that is pending; one of a base that waits behind them finds the command when its turn comes."""
         for command, path in self._loads.cancel():
-            self._emit(_failure(command, LoadCancelled(f"{path}: loading was cancelled")))
+            self._fail(command, LoadCancelled(f"{path}: loading was cancelled"))
         if any(isinstance(command, LoadModel) for command in self._held):
             self._held.append(CancelLoad())
         self._let_go()
 
     def _abort(self, command: Abort) -> None:
         """A request that waits behind a load is over without having begun."""
-        held = [other for other in self._held if isinstance(other, Generate) and other.request_id == command.request_id]
-        for request in held:
-            self._held.remove(request)
-            self._emit(RequestFinished(command.request_id, "aborted", RequestStats(0, 0, 0.0, 0.0, 0.0, 0.0, request.sampling.seed)))
-        if not held:
-            self._carry_out(command)
+        for place, other in enumerate(self._held):
+            if request := next((one for one in _generates(other) if one.request_id == command.request_id), None):
+                left = tuple(one for one in _generates(other) if one is not request)
+                self._held[place : place + 1] = [GenerateTogether(left)] if left else []
+                self._emit(RequestFinished(command.request_id, "aborted", RequestStats(0, 0, 0.0, 0.0, 0.0, 0.0, request.sampling.seed)))
+                return
+        self._carry_out(command)
 
     def _look_at_files(self) -> None:
         found = self._watch.poll(self.engine.watched)
@@ -207,8 +214,17 @@ class _Service:
             self.engine.files_seen(found)
 
 
+def _failures(command: Command, error: Exception, alive: Collection[int]) -> Sequence[Event]:
+    """The events that say in words why `command` was not carried out. `alive`: requests that have not ended."""
+    if not isinstance(command, GenerateTogether):
+        return (_failure(command, error),)
+    text, memory = sentence(error), out_of_memory(error)
+    others = dict.fromkeys(request.request_id for request in command.requests if request.request_id not in alive)
+    told = (CommandFailed(text),) if isinstance(error, DuplicateRequest) or not others else ()
+    return (*told, *(RequestFailed(number, text, out_of_memory=memory) for number in others))
+
+
 def _failure(command: Command, error: Exception) -> Event:
-    """The event that says in words why `command` was not carried out."""
     text, memory = str(error) if isinstance(error, LoadCancelled) else sentence(error), out_of_memory(error)
     match command:
         case LoadModel():
@@ -229,14 +245,21 @@ def _failure(command: Command, error: Exception) -> Event:
             return CommandFailed(text)
 
 
+def _generates(command: Command) -> tuple[Generate, ...]:
+    """The requests that a command asks for."""
+    return command.requests if isinstance(command, GenerateTogether) else (command,) if isinstance(command, Generate) else ()
+
+
 def _names(command: Command) -> frozenset[str]:
     """The adapters that a command needs to be there."""
     match command:
         case Generate() | SetMix():
             return frozenset(use.name for use in command.mix)
+        case GenerateTogether():
+            return frozenset(use.name for request in command.requests for use in request.mix)
         case Score():
             return frozenset(use.name for mix in command.mixes for use in mix)
-        case Shutdown() | LoadModel() | LoadAdapter() | CancelLoad() | Abort() | Tokenize():
+        case Shutdown() | LoadModel() | LoadAdapter() | CancelLoad() | Abort() | ClearCache() | Tokenize():
             return frozenset()
         case _:
             return frozenset((command.name,))
@@ -249,10 +272,12 @@ _ACTIONS: dict[type, Callable[[_Service, Command], object]] = {
     ReloadAdapter: _Service._reload_adapter,
     UnloadAdapter: lambda service, command: service.engine.unload_adapter(command.name),
     PinAdapter: lambda service, command: service.engine.pin_adapter(command.name, command.pinned),
-    SetInvocation: lambda service, command: service.engine.set_invocation(command.name, command.text),
+    SetInvocation: lambda service, command: service.engine.set_invocation(command.name, command.text, command.in_reply),
     CheckAdapter: lambda service, command: service.engine.checks.ask(command.name, command.effect),
     Generate: lambda service, command: service.engine.submit(command),
-    SetMix: lambda service, command: service.engine.set_mix(command.mix, command.request_ids),
+    GenerateTogether: lambda service, command: service.engine.submit_together(command),
+    SetMix: lambda service, command: service.engine.set_mix(command.mix, command.request_ids, command.change),
+    ClearCache: lambda service, command: service.engine.clear_cache(),
     Score: lambda service, command: service.engine.scores.ask(command),
     Tokenize: lambda service, command: service._emit(tokenized(service.engine.model, command)),
     Abort: lambda service, command: service.engine.abort(command.request_id),

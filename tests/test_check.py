@@ -250,7 +250,7 @@ def test_a_check_leaves_replies_as_they_were_and_waits_for_them(tiny_gguf: Calla
     bench = Bench(tiny_gguf())
     bench.engine.load_adapter(adapter_folder("x"), "x")
     alone = bench.reply((AdapterUse("x"),))
-    free = bench.engine.model.scheduler.pool.free
+    free = bench.engine.model.memory.free
     bench.engine.checks.ask("x", True)
     bench.submit(1, mix=(AdapterUse("x"),))
     while bench.engine.checks.busy:
@@ -258,7 +258,7 @@ def test_a_check_leaves_replies_as_they_were_and_waits_for_them(tiny_gguf: Calla
         bench.engine.step()
     bench.run()
     assert bench.ids(1) == alone and bench.of(CheckFinished) and bench.of(CheckProgress)
-    assert bench.engine.model.scheduler.pool.free == free
+    assert bench.engine.model.memory.free == free
 
 
 def test_a_check_that_cannot_go_on_says_so(tiny_gguf: Callable, adapter_folder: Callable) -> None:

@@ -203,7 +203,7 @@ def test_abort_ends_a_request_at_once_and_frees_what_it_held(bench: Bench) -> No
     bench.run()
     snapshot = bench.engine.snapshot()
     assert not snapshot.running and not snapshot.kv.owners and all(slot.users == 0 for slot in snapshot.slots)
-    assert bench.engine.model.scheduler.pool.free == bench.engine.model.config.blocks
+    assert bench.engine.model.memory.free == bench.engine.model.config.blocks
 
 
 def test_numbers_that_are_not_finite_fail_their_request_alone(bench: Bench, adapter_folder: Write) -> None:
@@ -280,6 +280,7 @@ def test_sixteen_bit_weights_compute_nearly_the_same(bench: Bench, adapter_folde
 def test_a_prompt_longer_than_a_step_gives_the_same_logits_as_its_parts_say(bench: Bench) -> None:
     ids = [5 + i % 40 for i in range(200)]
     whole = bench.engine.logits(ids)
+    bench.engine.clear_cache()
     bench.submit(1, TokenIds(tuple(ids)), max_tokens=1)
     bench.run()
     assert bench.finished(1).ids == (whole.argmax().item(),)

@@ -161,7 +161,7 @@ class Run:
     def check(self) -> None:
         snapshot, model = self.engine.snapshot(), self.engine.model
         owned = sum(owner.blocks for owner in snapshot.kv.owners)
-        assert model.scheduler.pool.free + owned == snapshot.kv.blocks
+        assert model.memory.free + owned == snapshot.kv.blocks
         blocks = [block for request in model.scheduler.running for block in request.table.blocks]
         assert len(blocks) == len(set(blocks)) == owned
         ended = [event.request_id for event in self.events if isinstance(event, (RequestFinished, RequestFailed))]

@@ -1,0 +1,79 @@
+"""Slots for the adapters of groups of requests; for what acted on a reply before its mix was changed, too."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .adapter_store import AdapterStore
+from .failures import out_of_memory, sentence
+from .group import Group
+from .mix_history import MixHistory
+from .protocol import requests_text
+from .request import Request
+from .scheduler import GroupRefused
+from .slot_pool import MixTooLarge, SlotsBusy
+
+
+class GroupSlots:
+    """`Slots` of a scheduler over the adapters of one base."""
+
+    def __init__(self, store: AdapterStore) -> None:
+        self._store = store
+
+    def acquire(self, group: Group, alone: bool) -> str:
+        """See `Slots`. A reply that goes on after a preemption needs its former mixes as well, to compute again what they acted on. Where
+        they cannot be had any more the mix that holds acts there instead, as its `remark` says."""
+        for request in group.requests:
+            gone = [use.name for use in request.history.uses if not self._store.holds(use.name, use.digest)]
+            if gone and len(request.history.parts) > 1:
+                self._forget_former(request, f"{', '.join(dict.fromkeys(gone))} of its former mix is not loaded any more")
+        former = any(len(request.history.parts) > 1 for request in group.requests)
+        try:
+            return self._acquire(group)
+        except SlotsBusy as busy:
+            if not (former and alone):
+                return str(busy)
+            why = str(busy)
+        except Exception as error:
+            if not isinstance(error, (ValueError, OSError)) and not out_of_memory(error):
+                raise
+            if not former:
+                raise GroupRefused(group, error) from error
+            why = sentence(error)
+        for request in group.requests:
+            if len(request.history.parts) > 1:
+                self._forget_former(request, why)
+        return self.acquire(group, alone)
+
+    def there(self, group: Group) -> bool:
+        return self._store.in_slots(name for request in group.requests for name in request.history.names)
+
+    def give_back(self, group: Group) -> None:
+        for request in group.requests:
+            self._store.wait_again(request.id)
+
+    def prefetch(self, queue: Iterable[Group]) -> None:
+        """Bring the adapters of one group that waits into slots that nobody holds, in the order of the queue."""
+        names: dict[str, None] = {}
+        for group in queue:
+            own = [name for request in group.requests for name in request.history.names]
+            names |= dict.fromkeys(own)
+            if self._store.in_slots(own):
+                continue
+            try:
+                self._store.acquire(names, None, f"{requests_text(request.id for request in group.requests)}, which waits")
+            except (ValueError, OSError):
+                pass  # it is told when its turn comes
+            return
+
+    def _acquire(self, group: Group) -> str:
+        because = requests_text(request.id for request in group.requests)
+        try:
+            self._store.acquire_together({request.id: request.history.names for request in group.requests}, because)
+        except MixTooLarge as error:
+            raise MixTooLarge(f"{because} run together: {error}" if len(group.requests) > 1 else str(error)) from error
+        return ""
+
+    def _forget_former(self, request: Request, why: str) -> None:
+        """What is known of `request` is computed under the mix that holds now, from its first token on."""
+        request.history = MixHistory.of(request.mix)
+        request.remark = f"all of it under the mix that holds now: {why}"

@@ -1,0 +1,96 @@
+"""Which mix acts on which tokens of one request: more than one where it was changed while the reply was written."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .mix import ActiveUse, TokenMix
+from .stretches import Stretch
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The tokens from index `start` of a request up to the next part, or its end."""
+
+    start: int
+    mix: TokenMix
+
+
+@dataclass(frozen=True, slots=True)
+class MixHistory:
+    """`parts` ascend from 0 on; what acts on each token, in a form that keys are made of, is in `stretches`."""
+
+    parts: tuple[Part, ...]
+    stretches: tuple[Stretch, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stretches", tuple(_stretches(self.parts)))
+
+    @classmethod
+    def of(cls, mix: TokenMix) -> MixHistory:
+        """`mix` on every token."""
+        return cls((Part(0, mix),))
+
+    @property
+    def mix(self) -> TokenMix:
+        """The one that holds now."""
+        return self.parts[-1].mix
+
+    @property
+    def uses(self) -> tuple[ActiveUse, ...]:
+        """Everything that acts on some token."""
+        return tuple(use for part in self.parts for use in part.mix.active)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all that need a slot to compute every token again."""
+        return tuple(dict.fromkeys(name for part in self.parts for name in part.mix.names))
+
+    def spliced(self, start: int, mix: TokenMix) -> MixHistory:
+        """`mix` from token `start` on; what lies before stays as it was."""
+        return MixHistory((*(part for part in self.parts if part.start < start), Part(start, mix)))
+
+    def replaced(self, mix: TokenMix) -> MixHistory:
+        """`mix` where the one acts that holds now."""
+        return MixHistory((*self.parts[:-1], Part(self.parts[-1].start, mix)))
+
+    def renamed(self, name: str, new: str) -> MixHistory:
+        """The content that acts as `name` acts as `new`."""
+        return MixHistory(tuple(Part(part.start, part.mix.renamed(name, new)) for part in self.parts))
+
+    def pieces(self, position: int, count: int) -> Iterator[tuple[TokenMix, int, int]]:
+        """The tokens [position, position + count) as (mix, first token, tokens) of each part that they lie in."""
+        end = position + count
+        for part, after in zip(self.parts, (*(part.start for part in self.parts[1:]), end), strict=True):
+            first, last = max(part.start, position), min(after, end)
+            if first < last:
+                yield part.mix, first, last - first
+
+
+def common_tokens(ids: list[int], stretches: tuple[Stretch, ...], other_ids: list[int], other: tuple[Stretch, ...]) -> int:
+    """Tokens at the beginning of two requests that are the same and on which the same content acts at the same scales."""
+    equal = min(len(ids), len(other_ids))
+    if ids[:equal] != other_ids[:equal]:
+        equal = next(i for i, (a, b) in enumerate(zip(ids, other_ids, strict=False)) if a != b)
+    return min(equal, first_difference(stretches, other))
+
+
+def first_difference(one: tuple[Stretch, ...], other: tuple[Stretch, ...]) -> int:
+    """The first token on which other content, or another scale, acts; far beyond any request when there is none."""
+    starts = sorted({stretch.start for stretch in (*one, *other)})
+    return next((start for start in starts if _content(one, start) != _content(other, start)), 1 << 62)
+
+
+def _content(stretches: tuple[Stretch, ...], token: int) -> list[tuple[str, float]]:
+    at = [stretch for stretch in stretches if stretch.start <= token][-1]
+    return [(acting.digest, acting.scale) for acting in at.acting]
+
+
+def _stretches(parts: tuple[Part, ...]) -> Iterator[Stretch]:
+    """Of all parts; one that changes nothing is left out."""
+    last = None
+    for part, after in zip(parts, (*(part.start for part in parts[1:]), 1 << 62), strict=True):
+        for stretch in part.mix.stretches(part.start):
+            if stretch.start < after and (last is None or stretch.acting != last.acting):
+                last = stretch
+                yield stretch
