@@ -1,10 +1,11 @@
 """One text under several mixes, token by token: what each thinks of it, and how far it is from the first (teacher forcing)."""
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from .alora import find_written
 from .chat import check_length, prompt_ids
 from .look import look
 from .protocol import AdapterUse, Sampling, Score, Scored
@@ -41,7 +42,9 @@ class Reading:
         if (total := len(self._prompt) + len(command.reply)) > model.config.context:
             raise ValueError(f"prompt and reply are {len(self._prompt)} and {len(command.reply)} tokens long, {total} in all, too long for "
                              f"the context of {model.config.context}; shorten them or load the model with a larger context")
-        self._check_words()
+        requests = [self._request(i) for i in range(len(command.mixes))]
+        self._check_words(requests)
+        self._notes = tuple(dict.fromkeys(note for request in requests for note in self._written(request)))
 
     def steps(self) -> Generator[None, None, Scored]:
         """A step is computed for every yield; close the generator to give up.
@@ -54,7 +57,7 @@ class Reading:
         first, vocab = rows[0], self._engine.model.base.facts.vocab
         widest = max(row.vocab for row in rows)
         notes = (f"an adapter adds tokens: KL compares the {vocab:,} of the base alone",) if widest > vocab else ()
-        return Scored(self._command.score_id, len(self._prompt), first.tokens(), tuple(row.told() for row in rows), notes)
+        return Scored(self._command.score_id, len(self._prompt), first.tokens(), tuple(row.told() for row in rows), (*notes, *self._notes))
 
     def _request(self, number: int) -> Request:
         """A row that has read nothing. An aLoRA of its mix is invoked by the prompt alone, as when the reply was written."""
@@ -63,8 +66,7 @@ class Reading:
         request.ids.extend(self._command.reply[:-1])
         return request
 
-    def _check_words(self) -> None:
-        requests = [self._request(i) for i in range(len(self._command.mixes))]
+    def _check_words(self, requests: Sequence[Request]) -> None:
         ids, first = (*self._prompt, *self._command.reply), requests[0].vocabulary
         outside = next((i for i in self._command.reply if not 0 <= i < first.head_rows), None)
         if outside is not None:
@@ -74,6 +76,14 @@ class Reading:
             if lost is not None:
                 raise ValueError(f"the text holds the token {lost}, {first.tokenizer.token_text([lost])[0]!r}, that an adapter of the "
                                  f"first mix adds; the mix {_words(request.mix.mix)} cannot read it")
+
+    def _written(self, request: Request) -> Iterator[str]:
+        """What a mix would have begun to do in the reply, had it written it itself."""
+        for awaited in request.mix.awaited:
+            start = find_written([*self._prompt, *self._command.reply], awaited.info.invocation_tokens, len(self._prompt))
+            if start >= 0:
+                yield (f"{awaited.name} begins to act where a reply holds its invocation, here at token {start - len(self._prompt)}; "
+                       "the figures are without that")
 
     # -- steps ---------------------------------------------------------------------------------------
     def _read_some(self, start: int) -> Generator[None, None, list[ScoreRow]]:
@@ -85,7 +95,7 @@ class Reading:
             with ExitStack() as held:
                 held.callback(self.requests.clear)
                 try:
-                    held.enter_context(look(self._engine.model, self.requests, "the reading of a text"))
+                    held.enter_context(look(self._engine.model, self.requests, "the reading of a text", len(self._prompt) - 1))
                 except ValueError:
                     if count == 1 and not self._engine.busy:
                         raise

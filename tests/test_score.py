@@ -103,6 +103,22 @@ def test_a_long_text_is_read_in_pieces_with_the_same_figures(bench: Bench, monke
     assert pieces.rows[1].kl == pytest.approx(whole.rows[1].kl, rel=1e-4, abs=1e-4) and len(pieces.rows[1].kl) == 70
 
 
+def test_what_is_stored_of_the_prompt_is_not_computed_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = tuple(torch.randint(5, VOCAB, (40,)).tolist())
+    for number, mix in enumerate((ONE, ())):
+        bench.submit(number, TokenIds(prompt), mix, max_tokens=30)
+    bench.run()
+    reply = bench.ids(0)  # stored too, under the first mix: its logits are wanted all the same
+    works: list[int] = []
+    logits = bench.engine.model.runner.logits
+    monkeypatch.setattr(bench.engine.model.runner, "logits",
+                        lambda found, every=False: works.append(sum(work.tokens for work in found)) or logits(found, every))
+    answer = scored(bench, (ONE, ()), reply, TokenIds(prompt))
+    assert sum(works) <= 2 * (7 + len(reply))
+    monkeypatch.undo()
+    agrees(bench, answer, (ONE, ()), prompt, reply)
+
+
 def test_an_alora_is_invoked_by_the_prompt_and_not_by_the_reply(bench: Bench) -> None:
     agrees(bench, scored(bench, ((), JUDGE)), ((), JUDGE), PROMPT.ids, REPLY)
     reply = (12, 9, 10, 4)
@@ -111,6 +127,12 @@ def test_an_alora_is_invoked_by_the_prompt_and_not_by_the_reply(bench: Bench) ->
     assert answer.rows[1].logprobs[:3] == pytest.approx(later[:3], rel=1e-4, abs=1e-4)
     assert answer.rows[1].logprobs[3] != pytest.approx(later[3], rel=1e-4, abs=1e-4)
     assert answer.rows[1].activations[0].found and answer.rows[1].activations[0].start == 4
+    assert not answer.notes
+    bench.engine.set_invocation("judge", "ef", True)
+    assert bench.engine.model.store.infos["judge"].invocation_tokens == (9, 10)
+    bench.events.clear()
+    (note,) = scored(bench, ((), JUDGE, JUDGE), reply, TokenIds((5, 6, 7))).notes
+    assert note.startswith("judge begins to act where a reply holds its invocation, here at token 1")
     silent = scored(bench, ((), JUDGE), reply, TokenIds((5, 6, 7)))
     assert not silent.rows[1].activations[0].found and set(silent.rows[1].kl) == {0.0}
 
@@ -141,7 +163,7 @@ def test_requests_go_on_beside_a_score_and_each_step_is_followed_by_a_small_piec
             bench.engine.scores.advance()
     assert bench.ids(1) == alone and max(works) <= score.BESIDE_TOKENS and len(bench.of(Scored)) == 1
     assert bench.of(Scored)[0].rows[1].kl == pytest.approx(expected.rows[1].kl, rel=1e-4, abs=1e-4)
-    assert bench.engine.model.scheduler.pool.free == bench.engine.model.config.blocks
+    assert bench.engine.model.memory.free == bench.engine.model.config.blocks
 
 
 def test_a_reload_in_the_middle_does_not_change_what_is_read(bench: Bench, adapter_folder: Callable,
@@ -192,7 +214,7 @@ def test_what_cannot_be_read_is_refused_in_words_and_the_next_one_is_read(bench:
     refused, answer = finish(bench, command, Score(9, PROMPT, REPLY, ((),)))
     assert isinstance(refused, ScoreFailed) and refused.score_id == 8 and why in refused.message
     assert isinstance(answer, Scored) and answer.score_id == 9
-    assert bench.engine.model.scheduler.pool.free == bench.engine.model.config.blocks
+    assert bench.engine.model.memory.free == bench.engine.model.config.blocks
 
 
 def test_numbers_that_are_not_finite_are_said_with_the_mix(bench: Bench) -> None:
