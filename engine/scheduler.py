@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -185,21 +185,18 @@ class Scheduler:
                 f"{self.memory.free} of {self.memory.blocks} are free")
 
     def _first_tokens(self, group: Group, request: Request) -> int:
-        """Tokens that there must be blocks for to begin: of a first step; all that it had for one that was preempted, so that it does not
-        come and go; the least when nothing else runs."""
-        if not self._groups:
-            return 1
+        """Tokens that there must be blocks for to begin: of a first step; all that it had for one that was preempted, lest it come and go."""
         if group.preempted:
             return len(request.ids) + 1
         return min(len(request.ids), max(self._step_tokens // len(group.requests), BLOCK_TOKENS))
 
     def _begin(self, group: Group) -> list[tuple[Request, CacheUse]] | str:
         begun = [(request, self._open(request)) for request in group.requests]
-        wanted = [max(self._first_tokens(group, request) - request.stored, 1) for request, _ in begun]
-        need = sum(max(blocks_for(request.stored + tokens) - len(request.table.blocks), 0)
-                   for (request, _), tokens in zip(begun, wanted, strict=True))
-        if need > self.memory.free or not all(request.reserve(tokens) for (request, _), tokens in zip(begun, wanted, strict=True)):
-            for request, _ in begun:
+        wanted = {request: max(self._first_tokens(group, request) - request.stored, 1) for request in group.requests}
+        if not self._groups and self._blocks_for(wanted) > self.memory.free:  # what it has in common is not computed yet, so not counted
+            wanted = dict.fromkeys(wanted, 1)
+        if self._blocks_for(wanted) > self.memory.free or not all(request.reserve(tokens) for request, tokens in wanted.items()):
+            for request in group.requests:
                 request.end()
             group.lacking = self.memory.free
             return self._lacking(group)
@@ -207,9 +204,13 @@ class Scheduler:
         self._groups.append(group)
         self._groups.sort(key=lambda group: group.number)
         now = time.perf_counter()
-        for request, _ in begun:
+        for request in group.requests:
             request.started = request.started or now
         return begun
+
+    def _blocks_for(self, wanted: Mapping[Request, int]) -> int:
+        """Blocks that are lacking for so many more tokens of each."""
+        return sum(max(blocks_for(request.stored + tokens) - len(request.table.blocks), 0) for request, tokens in wanted.items())
 
     def _open(self, request: Request) -> CacheUse:
         request.long = 0 < self._long_after < len(request.ids)
