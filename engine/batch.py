@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.attention import Span, causal_mask
-from .blocks import BlockTable, blocks_for
+from ..kernels.attention import Span
+from .blocks import BlockTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class StepInputs:
     rope_rows: Tensor
     """[tokens] int64: each token's row of the RoPE tables, its position unless the request turns by longrope's long factors"""
     cells: Tensor
-    """[tokens] int64: where in the flattened cache each token's keys and values go"""
+    """[tokens] int64: which cell of the cache each token's keys and values go to"""
     spans: tuple[Span, ...]
     sampled: Tensor
     """[rows] int64: the tokens whose logits are wanted, in chunk order"""
@@ -50,9 +50,10 @@ def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
     sampled: list[int] = []
     spans: list[Span] = []
     for chunk in chunks:
-        spans.append(_span(chunk, len(ids), device))
+        length = chunk.position + len(chunk.ids)
+        spans.append(Span(len(ids), len(chunk.ids), length, chunk.table.runs(length)))
         ids += chunk.ids
-        places = range(chunk.position, chunk.position + len(chunk.ids))
+        places = range(chunk.position, length)
         rope_rows += range(places.start + chunk.rope_start, places.stop + chunk.rope_start)
         cells += map(chunk.table.cell, places)
         if chunk.every:
@@ -61,10 +62,3 @@ def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
             sampled.append(len(ids) - 1)
     packed = torch.tensor(ids + rope_rows + cells + sampled, dtype=torch.int64).to(device)
     return StepInputs(*packed[: 3 * len(ids)].view(3, -1), tuple(spans), packed[3 * len(ids) :])
-
-
-def _span(chunk: Chunk, start: int, device: torch.device) -> Span:
-    rows, length = len(chunk.ids), chunk.position + len(chunk.ids)
-    first = chunk.table.first
-    blocks = None if first >= 0 else torch.tensor(chunk.table.blocks[: blocks_for(length)], device=device)
-    return Span(start, rows, length, first, blocks, causal_mask(rows, length, device))

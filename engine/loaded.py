@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from ..kernels.attention import copy_block_
 from .adapter_store import AdapterStore
 from .base_file import open_base
 from .base_parts import BaseFile
@@ -20,7 +21,7 @@ from .kv_memory import KvMemory
 from .models.decoder import Decoder
 from .models.facts import module_shapes
 from .protocol import Emit, LoadModel, ModelInfo, ModelLoading
-from .runner import Runner, copy_cells
+from .runner import Runner
 from .scheduler import Scheduler
 from .template import RENDERER
 from .tokenizer import Tokenizer
@@ -91,7 +92,7 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
     decoder = Decoder(base.facts, weights, config.context)
     progress.report("warm-up", base.name)
     caches = decoder.kv_cache(config.blocks, BLOCK_TOKENS)
-    memory = KvMemory(config.blocks, partial(copy_cells, caches), emit)
+    memory = KvMemory(config.blocks, partial(copy_block_, caches), emit)
     store = AdapterStore(
         decoder, config.slots, config.host_cache_bytes, emit, tokenizer, base.chat_template,
         lambda why, digest: memory.clear(why, {digest}))

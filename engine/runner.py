@@ -17,19 +17,11 @@ from .protocol import STEP_OPS, StepFinished
 from .request import Request
 from .scheduler import Work
 
-Caches = Sequence[Tensor]
-
-
-def copy_cells(caches: Caches, source: int, target: int, cells: int) -> None:
-    """The keys and values of the first `cells` tokens of the block `source` into the block `target`, of every layer."""
-    for cache in caches:
-        cache[target, :cells] = cache[source, :cells]
-
 
 class Runner:
     """Runs steps on one decoder, over the keys and values in `caches` (Decoder.kv_cache)."""
 
-    def __init__(self, decoder: Decoder, store: AdapterStore, caches: Caches) -> None:
+    def __init__(self, decoder: Decoder, store: AdapterStore, caches: Tensor) -> None:
         self.decoder = decoder
         self._store = store
         self._caches = caches
@@ -38,7 +30,7 @@ class Runner:
 
     @property
     def kv_bytes(self) -> int:
-        return sum(cache.nbytes for cache in self._caches)
+        return self._caches.nbytes
 
     def run(self, works: Sequence[Work]) -> tuple[list[tuple[Request, int]], StepFinished]:
         """One step. Returns every request that got a token with it (-1: its logits are not finite), and the step's times."""

@@ -16,7 +16,7 @@ from lora_bench.engine.protocol import AdapterUse, Event, Generate, LoadModel, R
 from lora_bench.engine.weights.entry import READABLE, TensorEntry
 from lora_bench.engine.weights.files import FormatError
 from lora_bench.engine.weights.load import load_weights
-from lora_bench.kernels.attention import Span, causal_mask, paged_attention
+from lora_bench.kernels.attention import Span, paged_attention, reaches
 from lora_bench.kernels.quant import QUANT_TYPES, dequantize, largest
 
 KINDS = sorted(READABLE)
@@ -131,12 +131,12 @@ def test_an_adapter_whose_product_overflows_in_one_head_is_refused(
 @pytest.mark.parametrize("head", [0, 5])
 @pytest.mark.parametrize("rows, before", [(1, 0), (1, 4), (3, 0), (3, 4)])
 def test_attention_hides_no_bad_query(head: int, rows: int, before: int) -> None:
-    cache = torch.randn(2, 16, 4, 8)
+    caches = torch.randn(1, 2, 2, 2, 16, 8)
+    seen = reaches([Span(0, rows, rows + before, ((0, 1),))], caches)
     for bad in BAD:
         q = torch.randn(rows, 6, 8)
         q[-1, head, 3] = bad
-        length = rows + before
-        out = paged_attention(q, cache, [Span(0, rows, length, 0, mask=causal_mask(rows, length, torch.device("cpu")))])
+        out = paged_attention(q, caches[0], seen)
         assert not out[-1].isfinite().all() and out[:-1].isfinite().all()
 
 

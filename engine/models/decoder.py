@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...kernels.attention import Scores, Span, cache_write_, paged_attention, windowed
+from ...kernels.attention import Reach, Scores, cache_write_, paged_attention, reaches
 from ...kernels.norm import RmsNorm
 from ...kernels.rope import rope_
 from ...kernels.weights import Weight
@@ -29,7 +29,7 @@ class Decoder:
         self._norm = Norm("norm", RmsNorm(weights.pop("norm.weight"), facts.rms_eps, self.dtype))
         self._head = Linear("lm_head", self._embed if facts.tied else weights.pop("lm_head.weight"), None)
         self.rope = RopeTables(facts, weights, context, self.device)
-        self._windows = sorted(set(facts.windows))
+        self._windows = sorted({layer.window for layer in self.layers})
         self._scores = Scores(facts.attention_scale or None, facts.attention_softcap)
         scale = facts.embedding_scale
         self._embedding_scale = torch.tensor(scale).to(self.dtype).item() if facts.rounded_embedding_scale else scale
@@ -72,33 +72,30 @@ class Decoder:
                 return linears[fused], before, before + shapes[module][0]
         raise KeyError(module)
 
-    def kv_cache(self, blocks: int, block_tokens: int) -> list[Tensor]:
-        """A layer's cache each, [blocks, block_tokens, 2 * kv_heads, head_dim]; memory that is never touched costs nothing on the CPU."""
-        shape = (blocks, block_tokens, 2 * self.facts.kv_heads, self.facts.head_dim)
-        return [torch.empty(shape, dtype=self.dtype, device=self.device) for _ in self.layers]
+    def kv_cache(self, blocks: int, block_tokens: int) -> Tensor:
+        """[layers, 2, kv_heads, blocks, block_tokens, head_dim], uninitialised: memory that is never touched costs nothing on the CPU."""
+        shape = (self.facts.layers, 2, self.facts.kv_heads, blocks, block_tokens, self.facts.head_dim)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
-    def forward(self, inputs: StepInputs, caches: list[Tensor], lora: ActiveLora | None, lap: Lap) -> Tensor:
+    def forward(self, inputs: StepInputs, caches: Tensor, lora: ActiveLora | None, lap: Lap) -> Tensor:
         """Logits [sampled rows, vocab] of a step; its keys and values are stored in `caches`."""
         x = embed(inputs.ids, self._embed, lora)
         if self._embedding_scale != 1:
             x = x * self._embedding_scale
         rope = self.rope.rows(inputs.rope_rows)
-        seen = {window: self._windowed(inputs.spans, window) for window in self._windows}
+        seen = {window: reaches(inputs.spans, caches, window, self._scores) for window in self._windows}
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             deltas = lora.at_layer(index) if lora is not None else NO_DELTAS
-            spans = seen[layer.window] if seen else inputs.spans
-            mixed = self._attention(_normed(x, layer.before_attention, deltas), layer, cache, rope, inputs.cells, spans, deltas, lap)
+            normed = _normed(x, layer.before_attention, deltas)
+            mixed = self._attention(normed, layer, cache, rope, inputs.cells, seen[layer.window], deltas, lap)
             x = self._add(x, mixed, layer.after_attention, deltas)
             x = self._add(x, self._mlp(_normed(x, layer.before_mlp, deltas), layer, deltas, lap), layer.after_mlp, deltas)
         deltas = lora.at_head() if lora is not None else NO_DELTAS
         return self._capped(linear(norm(x.index_select(0, inputs.sampled), self._norm, deltas), self._head, deltas, lap))
 
-    def _windowed(self, spans: tuple[Span, ...], window: int) -> tuple[Span, ...]:
-        return tuple(windowed(span, window, self.device) for span in spans) if window else spans
-
     def _attention(
-        self, x: Tensor, layer: Layer, cache: Tensor, rope: list[Table], cells: Tensor, spans: Sequence[Span], deltas: Deltas, lap: Lap,
+        self, x: Tensor, layer: Layer, cache: Tensor, rope: list[Table], cells: Tensor, seen: Sequence[Reach], deltas: Deltas, lap: Lap,
     ) -> Tensor:
         facts = self.facts
         qkv = linear(x, layer.qkv, deltas, lap).view(x.shape[0], -1, facts.head_dim)
@@ -108,7 +105,7 @@ class Decoder:
             rope_(qkv[:, : facts.heads + facts.kv_heads, : facts.rotary], *rope[layer.rope])
         cache_write_(cache, cells, qkv[:, facts.heads :])
         lap("other")
-        mixed = paged_attention(qkv[:, : facts.heads], cache, spans, self._scores)
+        mixed = paged_attention(qkv[:, : facts.heads], cache, seen, self._scores)
         lap("attention")
         return linear(mixed, layer.o, deltas, lap)
 
