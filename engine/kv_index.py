@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from .kv_keys import ID_BYTES, History, same_beginning, token_key
+from .kv_keys import ID_BYTES, History, same_beginning
 
 FORGOTTEN = 8192
 """descriptions of blocks that are gone which are kept to explain misses: 131,072 tokens' worth, some 4 MB"""
@@ -73,9 +73,8 @@ class KvIndex:
         """Every findable block and what it holds."""
         return self._of_block.items()
 
-    def add(self, block: int, parent: bytes, ids: bytes, history: History, user: int, key: bytes = b"") -> bool:
+    def add(self, block: int, parent: bytes, ids: bytes, history: History, user: int, key: bytes) -> bool:
         """Make `block` findable. False, and nothing changes, when its key is there already."""
-        key = key or token_key(parent, ids)
         whole = key + history.key
         if whole in self._found:
             return False

@@ -1,10 +1,12 @@
 """What other rules for keeping keys and values would have found, beside ours."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from .kv_index import Filled
-from .kv_keys import History, Timeline
+from .blocks import BLOCK_TOKENS
+from .kv_index import KvIndex
+from .kv_keys import Timeline, token_key
+from .kv_use import BLOCK_BYTES, Use
 
 
 class OneSlot:
@@ -17,38 +19,52 @@ class OneSlot:
     """
 
     def __init__(self) -> None:
-        self._ids: Sequence[int] = ()
-        self._timeline = Timeline(())
-        self.user: int | None = None
+        self._last: list[tuple[int, Sequence[int], Timeline]] = []
+        """(user, ids, what acts) of the last request, then of those that have begun and computed nothing yet"""
 
-    def found(self, ids: Sequence[int], timeline: Timeline) -> int:
-        """Tokens that a request with these ids would have had."""
-        last, limit = self._timeline, len(ids) - 1
-        if _mix(last) != _mix(timeline):
-            if not (_late(timeline) and (not last.last.acting or _late(last))):
-                return 0
+    def begin(self, user: int, ids: Sequence[int], timeline: Timeline) -> int:
+        """`user` is the next one in the slot. Returns the tokens that it would have had."""
+        found = self._found(ids, timeline)
+        self._last.append((user, ids, timeline))
+        return found
+
+    def go_on(self, user: int, ids: Sequence[int], timeline: Timeline) -> None:
+        """`user` computes: what was in the slot before it is gone."""
+        for at, (other, _, _) in enumerate(self._last):
+            if other == user:
+                self._last[: at + 1] = [(user, ids, timeline)]
+                return
+
+    def withdraw(self, user: int) -> None:
+        """`user` ended before it computed anything."""
+        self._last = [last for last in self._last if last[0] != user]
+
+    def _found(self, ids: Sequence[int], timeline: Timeline) -> int:
+        if not self._last:
+            return 0
+        _, last_ids, last = self._last[-1]
+        if _mix(last) != _mix(timeline) and not (_late(timeline) and (not last.last.acting or _late(last))):
+            return 0
+        limit = len(ids) - 1
         if _late(timeline):
             limit = min(limit, timeline.histories[1].start - 1)
-        return max(0, min(_common(self._ids, ids), len(self._ids) - 1, limit))
-
-    def take(self, user: int, ids: Sequence[int], timeline: Timeline) -> None:
-        """The slot is that of `user`, whose tokens are `ids`, all but the last one computed."""
-        self.user, self._ids, self._timeline = user, ids, timeline
+        return max(0, min(_common(last_ids, ids), len(last_ids) - 1, limit))
 
 
-def named_alike(alike: Iterable[Filled], key: bytes, history: History) -> bool | None:
-    """Whether a cache that knows adapters by name alone (vLLM's kind) would take one of `alike` for the block with this token key.
-
-    None: no; False: it would, rightly; True: it would, though other content or another scale acted. (Theirs names a request's adapter on
-    all its tokens; here it counts where it acts, to their credit.)
-    """
-    found: bool | None = None
-    for filled in alike:
-        if filled.gone is None and filled.key == key and filled.history.names == history.names:
-            if filled.history.key == history.key:
-                return False
-            found = True
-    return found
+def named_wrong(use: Use, index: KvIndex) -> int:
+    """Tokens beyond those stored that a cache which knows adapters by name alone (vLLM's kind) would have reused, though other content or
+    another scale acted. (Theirs names a request's adapter on all its tokens; here it counts where it acts, to their credit.)"""
+    parent, end, wrong, ids = use.parent, use.start, 0, use.packed(use.limit)
+    for place in range(0, len(ids) - BLOCK_BYTES + 1, BLOCK_BYTES):
+        block, end = ids[place : place + BLOCK_BYTES], end + BLOCK_TOKENS
+        key, history = token_key(parent, block), use.timeline.at(end)
+        found = [each.history.key for each in index.alike(parent, block)
+                 if each.gone is None and each.key == key and each.history.names == history.names]
+        if not found:
+            break
+        wrong += BLOCK_TOKENS * (history.key not in found)
+        parent = key
+    return wrong
 
 
 def _mix(timeline: Timeline) -> frozenset[tuple[str, float]]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from .blocks import BLOCK_TOKENS
 from .kv_index import Filled
@@ -37,7 +38,7 @@ def reason(missed: Missed, alike: Iterable[Filled], now: float) -> tuple[MissKin
     under the same mixes, then it is gone, or there was no room for a copy; else the one that differs in the fewest adapters tells.
     """
     wanted = len(missed.ids) // ID_BYTES
-    nearest: tuple[int, MissKind, str] | None = None
+    nearest: tuple[float, MissKind, str] | None = None
     for filled in alike:
         same = same_beginning(filled.ids, missed.ids)
         if same <= missed.had or same < min(wanted, filled.tokens):
@@ -88,11 +89,11 @@ def differences(then: Sequence[Acting], now: Sequence[Acting]) -> tuple[list[str
     return clauses, content
 
 
-def _difference(then: History, now: History) -> tuple[int, MissKind, str]:
-    """At the first token that the two differ in: (adapters that differ, kind, words)."""
+def _difference(then: History, now: History) -> tuple[float, MissKind, str]:
+    """At the first token that the two differ in: (adapters that differ, kind, words). Other positions are farther than any mix."""
     old, new = then.steps(), now.steps()
     if old[0].key != new[0].key:
-        return 0, "positions differ", "computed for a request of another length, whose positions are turned by other RoPE factors"
+        return inf, "positions differ", "computed for a request of another length, whose positions are turned by other RoPE factors"
     same = 0
     while same < min(len(old), len(new)) and old[same].key == new[same].key:
         same += 1
