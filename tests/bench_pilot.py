@@ -10,6 +10,7 @@ from datetime import datetime
 from fake_engine import FakeEngine
 from textual import events
 from textual.pilot import Pilot
+from textual.widgets import Static
 
 from lora_bench.engine import protocol as p
 from lora_bench.workbench.app import BenchApp
@@ -74,6 +75,11 @@ def screen_text(app: BenchApp) -> str:
     """All characters of the screen as they are drawn, line by line."""
     compositor = app.screen._compositor
     return "\n".join("".join(segment.text for segment in strip) for strip in compositor.render_strips())
+
+
+def text_of(widget: Static) -> str:
+    """What a text of the screen says, on one line."""
+    return " ".join(widget.render().plain.split())
 
 
 def uses(*pairs: tuple[str, float]) -> p.Mix:

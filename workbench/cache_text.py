@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from ..engine.protocol import CacheUse, KvCounters
+from .text import counted
 
 
 def prefix_text(cache: CacheUse) -> str:
@@ -19,7 +20,7 @@ def why_text(cache: CacheUse) -> str:
 
 def started_text(request_id: int, cache: CacheUse) -> str:
     """The same as a line of the log, with the blocks."""
-    blocks = f"{cache.hit_blocks} shared" + (f", {cache.copied_tokens} tok copied" if cache.copied_tokens else "")
+    blocks = counted(cache.hit_blocks, "block") + (f", {cache.copied_tokens} tok copied" if cache.copied_tokens else "")
     reused = f" ({blocks})" if cache.hit_tokens else ""
     why = why_text(cache)
     return f"request {request_id}: {cache.hit_tokens} of {cache.prompt_tokens} prompt tok reused{reused}" + (f" · {why}" if why else "")

@@ -17,12 +17,12 @@ _QUIET = "$foreground 60%"
 
 
 def tokens_content(texts: Sequence[str]) -> Content:
-    """`<|im_start|>│cert│ainty│⏎`: every token underlined, borders between them."""
+    """`‹<|im_start|>│cert│ainty│⏎›`: every token underlined, borders between them."""
     parts: list[tuple[str, str]] = []
     for text in texts[:MOST_TOKENS]:
         parts += [BORDER, (clean_line(text, 40) or "∅", SPAN)]
     more = [(f" and {len(texts) - MOST_TOKENS} more", _QUIET)] if len(texts) > MOST_TOKENS else []
-    return Content.assemble(*parts[1:], *more)
+    return Content.assemble(("‹", _QUIET), *parts[1:], *more, ("›", _QUIET))
 
 
 def span_content(activation: Activation) -> Content:

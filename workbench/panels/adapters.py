@@ -6,6 +6,7 @@ from collections.abc import Callable
 from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Vertical
+from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static
 
@@ -88,7 +89,7 @@ class AdaptersPanel(Vertical):
         self.query_one("#adapters-title", Static).update(title("ADAPTERS", clean_line(facts)), layout=False)
         self.query_one(AdapterList).show(state, state.board)
         ways = " ".join(f"{'●' if way == state.change else '○'}{way}" for way in CHANGES)
-        self.query_one("#adapters-change", Static).update(f"c live {ways}", layout=False)
+        self.query_one("#adapters-change", Static).update(Content.assemble(("c", "bold $accent"), f" live {ways}"), layout=False)
         self.query_one(InvocationEditor).show()
         self._show_reading()
         self._show_details()

@@ -65,9 +65,8 @@ class KvMapPanel(KvPanel):
                          f"({c.llama_cpp_tokens / looked:.0%})")
             wrong = f"{c.name_keyed_wrong:,} more, all wrong: of other content or scale" if c.name_keyed_wrong else "none wrongly so far"
             lines.append(f"a cache that knows adapters by name alone: {wrong}")
-        lines.append(f"{counted(c.evicted_blocks, 'block')} evicted for room, {c.cleared_blocks:,} cleared, "
-                     f"{counted(c.preemptions, 'reply')} paused".replace("replys", "replies"))
-        return lines
+        lines.append(f"blocks evicted for room {c.evicted_blocks:,} · cleared {c.cleared_blocks:,} · replies paused {c.preemptions:,}")
+        return [*lines, ""]
 
     def _legend(self, state: BenchState) -> list[Line]:
         kv = state.snapshot.kv
@@ -78,9 +77,10 @@ class KvMapPanel(KvPanel):
 
     def _reasons(self, state: BenchState) -> list[Line]:
         lines: list[Line] = []
-        for name, entries in (("PREFIXES", state.prefixes), ("LOST", state.losses)):
+        for name, means, entries in (("PREFIXES", "what prompts found, and why not more", state.prefixes),
+                                     ("LOST", "blocks that are gone, and why", state.losses)):
             if entries:
-                lines += ["", title(name), *(_reason(entry, 240) for entry in reversed(entries))]
+                lines += ["", title(name, means), *(_reason(entry, 240) for entry in reversed(entries))]
         return lines
 
 

@@ -95,8 +95,10 @@ class InvocationEditor(Ask):
         answer = state.tokenized
         if not self.query_one(Input).value:
             return Content("no invocation: it acts on every token"), Content("")
+        if state.engine == "gone":
+            return Content("the engine is gone: Ctrl+E starts it again"), Content("")
         if answer is None:
-            return Content("the engine is gone: Ctrl+E starts it again" if state.engine == "gone" else "…"), Content("")
+            return Content("…"), Content("")
         if not answer.ids:
             return Content.assemble((clean_line(answer.detail, 300), "$text-error")), Content("")
         ids = " ".join(map(str, answer.ids[:24])) + (" …" if len(answer.ids) > 24 else "")
