@@ -78,7 +78,7 @@ class BenchApp(App[None]):
         if chat:
             self._take_up(chat)
         else:
-            self.control.sessions.look()
+            self.control.chats.look()
         if load:
             self.control.open_model(load)
         else:
@@ -87,7 +87,7 @@ class BenchApp(App[None]):
 
     def _take_up(self, chat: Path) -> None:
         try:
-            self.state.notice(self.control.sessions.take_up(chat))
+            self.state.notice(self.control.chats.take_up(chat))
         except ValueError as error:
             self.state.notice(str(error), "error")
 
@@ -111,7 +111,7 @@ class BenchApp(App[None]):
             self._stale = 2
             if isinstance(event, _FORWARDED):
                 self._forward(event)
-        self.control.sessions.tick()
+        self.control.chats.tick()
         self._ticks += 1
         if self._ticks >= SLOW_TICKS:
             self._stale = 2

@@ -98,11 +98,11 @@ def _clear(control: Control, _: str) -> str:
 
 
 def _chats(control: Control, _: str) -> str:
-    return control.sessions.list()
+    return control.chats.list()
 
 
 def _resume(control: Control, which: str) -> str:
-    return control.sessions.resume(which)
+    return control.chats.resume(which)
 
 
 def _help(control: Control, _: str) -> str:

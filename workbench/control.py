@@ -8,14 +8,14 @@ from msgspec.structs import replace as changed
 from ..engine import protocol as p
 from ..sample_adapters import sample_adapters
 from .backends.backend import Backend
+from .chat_records import PastChat
+from .chats import Chats
 from .checks import AdapterChecks
 from .compare_control import CompareControl
 from .live_change import CHANGES, change_text
 from .mixboard import Setting
 from .paste import MOST_FOUND, adapters_in, pasted_paths
 from .paths import settings_file, votes_file
-from .session import Session
-from .sessions import Sessions
 from .state import BenchState, StartAdapter
 from .text import counted
 from .transcript import Change, Notice, Turn, Version, history_of
@@ -36,7 +36,7 @@ class Control:
         self.load: p.LoadModel | None = None
         self._backend = backend
         self.checks = AdapterChecks(state, backend.send)
-        self.sessions = Sessions(self)
+        self.chats = Chats(self)
         self.comparing = CompareControl(state, backend.send, self._new_id, VoteFile(votes_file()))
         self._paths: dict[str, str] = {}
         self._pins: set[str] = set()
@@ -186,18 +186,18 @@ class Control:
 
     def adapters(self) -> tuple[StartAdapter, ...]:
         """The adapters of the list as they are set, for another start."""
-        board = self.state.board
-        return tuple(StartAdapter(self._paths[name], name, board[name].scale, board[name].on) for name in board.names if name in self._paths)
+        board, paths = self.state.board, self._paths
+        return tuple(StartAdapter(paths[name], name, board[name].scale, board[name].on) for name in board.names if name in paths)
 
-    def take_up(self, session: Session) -> None:
+    def take_up(self, past: PastChat) -> None:
         """An earlier chat takes the place of this one, with its system message, sampling, adapters and their scales."""
-        self.state.take_up(session.turns)
+        self.state.take_up(past.turns)
         for version in self.state.versions():
             self._last_id += 1
             version.request_id = self._last_id
-        self.system, self.sampling = session.bench.system, session.bench.sampling
+        self.system, self.sampling = past.bench.system, past.bench.sampling
         coming = {adapter.name for adapter in self.state.wanted}
-        for adapter in session.bench.adapters:
+        for adapter in past.bench.adapters:
             if adapter.name in self.state.board:
                 self.state.board.put(adapter.name, Setting(adapter.on, adapter.scale))
             elif adapter.name not in coming:

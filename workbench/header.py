@@ -65,6 +65,7 @@ def welcome(state: BenchState) -> Content:
         "\n2  Tab goes to the adapters: ↑ ↓ choose one, Space switches it on, ← → change its scale. Esc comes back."
         "\n3  Ctrl+R asks the same again, under the mix that is set now.",
         _samples(state),
+        f"\n\n/resume goes on with your last chat: {state.last_chat}" if state.last_chat else "",
         "\n\nF1 explains the keys, Ctrl+P finds every action.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import deque
+from pathlib import Path
 
 from ..engine.protocol import Event, LoadModel
 from . import exit_codes, output
@@ -11,10 +12,11 @@ from .backends.local import LocalBackend
 from .state import StartAdapter
 
 
-def open_workbench(load: LoadModel | None, adapters: tuple[StartAdapter, ...] = ()) -> int:
+def open_workbench(load: LoadModel | None, adapters: tuple[StartAdapter, ...] = (), chat: Path | None = None) -> int:
     """Run the workbench until the person leaves; returns the process's exit code.
 
-    `load` None opens the load screen. An engine process that cannot be started is said on standard error.
+    `load` None opens the load screen; `chat` is the file of an earlier chat to go on with. An engine process that cannot be started is said
+    on standard error.
     """
     inbox: deque[Event] = deque()
     backend = LocalBackend(inbox.append)
@@ -29,8 +31,11 @@ def open_workbench(load: LoadModel | None, adapters: tuple[StartAdapter, ...] = 
         if not sys.__stderr__.isatty():
             sys.__stderr__ = sys.__stdout__  # the screen is drawn there; 2>file must not take it away
         gc.freeze()  # imported code is never garbage: searching it stops the screen for longer than a frame
-        app = BenchApp(backend, inbox, load, adapters)
-        app.run()
+        app = BenchApp(backend, inbox, load, adapters, chat=chat)
+        try:
+            app.run()
+        finally:
+            app.control.chats.close()
         return app.return_code or 0
     finally:
         backend.stop()

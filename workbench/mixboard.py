@@ -79,6 +79,9 @@ class MixBoard:
         """Set a scale. `joined` makes it part of the change before, as the moves of one drag are."""
         self._change(name, replace(self[name], scale=scale), joined)
 
+    def put(self, name: str, setting: Setting) -> None:
+        self._change(name, setting)
+
     def toggle_solo(self, name: str) -> None:
         self._move(replace(self._now, solo="" if self._now.solo == name else name, bypass=False))
 

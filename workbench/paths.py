@@ -12,6 +12,10 @@ def settings_file() -> Path:
     return platformdirs.user_config_path(APP) / "settings.toml"
 
 
+def chats_folder() -> Path:
+    return platformdirs.user_data_path(APP) / "chats"
+
+
 def log_file() -> Path:
     return platformdirs.user_log_path(APP) / "engine.log"
 
