@@ -185,7 +185,7 @@ class Scheduler:
                 f"{self.memory.free} of {self.memory.blocks} are free")
 
     def _first_tokens(self, group: Group, request: Request) -> int:
-        """Tokens that there must be blocks for to begin: of a first step; all that it had for one that was preempted, lest it come and go."""
+        """Tokens that there must be blocks for to begin: those of a first step; for one that was preempted all, lest it come and go."""
         if group.preempted:
             return len(request.ids) + 1
         return min(len(request.ids), max(self._step_tokens // len(group.requests), BLOCK_TOKENS))
