@@ -4,6 +4,7 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
+from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.base_file import FormatError
 from lora_bench.engine.inspect import inspect_path
 from lora_bench.engine.plan import memory_plan
@@ -88,5 +89,6 @@ def prepare(folder: Path) -> Run:
 
 
 TARGET = Target(
-    seeds, lambda data, other, random: gguf_bytes.mutate(data, other, random, KEYS), prepare, (FormatError, OSError),
+    seeds, lambda data, other, random: gguf_bytes.mutate(data, other, random, KEYS), prepare,
+    (FormatError, AdapterError, OSError),  # the file may say of itself that it is an adapter
     lambda folder: "x.gguf")
