@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.attention import Span
-from .blocks import BlockTable
+from .blocks import BLOCK_TOKENS, BlockTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,22 @@ def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
         length = chunk.position + len(chunk.ids)
         spans.append(Span(len(ids), len(chunk.ids), length, chunk.table.runs(length)))
         ids += chunk.ids
-        places = range(chunk.position, length)
-        rope_rows += range(places.start + chunk.rope_start, places.stop + chunk.rope_start)
-        cells += map(chunk.table.cell, places)
+        rope_rows += range(chunk.position + chunk.rope_start, length + chunk.rope_start)
+        cells += _cells(chunk.table, chunk.position, length)
         if chunk.every:
             sampled += range(len(ids) - len(chunk.ids), len(ids))
         elif chunk.sampled:
             sampled.append(len(ids) - 1)
     packed = torch.tensor(ids + rope_rows + cells + sampled, dtype=torch.int64).to(device)
     return StepInputs(*packed[: 3 * len(ids)].view(3, -1), tuple(spans), packed[3 * len(ids) :])
+
+
+def _cells(table: BlockTable, position: int, end: int) -> list[int]:
+    """The cells of the tokens from `position` up to `end`, a block at a time."""
+    cells: list[int] = []
+    while position < end:
+        count = min(end - position, BLOCK_TOKENS - position % BLOCK_TOKENS)
+        first = table.cell(position)
+        cells += range(first, first + count)
+        position += count
+    return cells
