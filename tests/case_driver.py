@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import traceback
 from collections import deque
@@ -17,6 +18,7 @@ from typing import Any
 
 os.environ.setdefault("GOMP_SPINCOUNT", "100")
 
+import case_chats
 import torch
 
 from lora_bench.engine.chat import prompt_ids
@@ -161,6 +163,29 @@ class Driver:
     def _inactive(self, ids: list[int], mix: Mix) -> list[str]:
         store = self._engine.model.store
         return [found.detail for found in resolve_mix(mix, ids, store.infos, store.text).activations if not found.found]
+
+    # -- chats on disk ---------------------------------------------------------------------------
+    def save_session(self, step: Step) -> None:
+        """Two chats: the one that is asked for, and another that must stay as it is."""
+        for words in (f"another than {step['name']}", step["name"]):
+            case_chats.put_down(words)
+
+    def corrupt_saved(self, step: Step) -> None:
+        case_chats.spoil(step["how"])
+
+    def restart(self, _: Step) -> None:
+        """What a new process would know: nothing but what is on disk."""
+
+    def list_sessions(self, _: Step) -> Answer:
+        warnings, left = case_chats.found()
+        return {"warnings": warnings, "text": "\n".join(left)}
+
+    def kill_during_save(self, step: Step) -> Answer:
+        low, high = step["delay_ms"]
+        lost = [case_chats.kill_writer(random.uniform(low, high) / 1e3, step["messages_between"]) for _ in range(step["times"])]
+        if max(lost) > case_chats.MOST_LOST_S:
+            raise ValueError(f"a kill lost {max(lost):.2f} s of the chat")
+        return {"warnings": [f"{step['times']} kills, at most {max(lost):.2f} s were lost"]}
 
     # -- text ------------------------------------------------------------------------------------
     def render_chat(self, step: Step) -> Answer:

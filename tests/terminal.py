@@ -10,18 +10,19 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyte
 
 PATIENCE_S = 90
+BENCH = (sys.executable, "-m", "lora_bench.workbench.cli")
 
 
 class Terminal:
-    """`lora-bench ARGUMENTS` in a terminal of `columns` x `rows`. `raw` keeps every byte the program wrote."""
+    """`lora-bench ARGUMENTS` in a terminal of `columns` x `rows`, or the program `command`. `raw` keeps every byte it wrote."""
 
-    def __init__(self, *arguments: str, columns: int = 120, rows: int = 36, **environment: str) -> None:
+    def __init__(self, *arguments: str, columns: int = 120, rows: int = 36, command: Sequence[str] = BENCH, **environment: str) -> None:
         self.screen = pyte.Screen(columns, rows)
         self.raw = b""
         self.exit_code: int | None = None
@@ -30,7 +31,7 @@ class Terminal:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-            os.execve(sys.executable, [sys.executable, "-m", "lora_bench.workbench.cli", *arguments], env)
+            os.execvpe(command[0], [*command, *arguments], env)
 
     @property
     def text(self) -> str:
@@ -38,6 +39,27 @@ class Terminal:
 
     def type(self, keys: str) -> None:
         os.write(self._fd, keys.encode())
+
+    def paste(self, text: str) -> None:
+        """As a terminal pastes: between brackets; what the program writes meanwhile is read, or both sides would wait."""
+        data = b"\x1b[200~" + text.encode() + b"\x1b[201~"
+        os.set_blocking(self._fd, False)
+        try:
+            while data:
+                if select.select([], [self._fd], [], 0.01)[1]:
+                    data = data[os.write(self._fd, data[:65536]):]
+                self.pump(0.0)
+        finally:
+            os.set_blocking(self._fd, True)
+
+    def resize(self, columns: int, rows: int) -> None:
+        self.screen.resize(rows, columns)
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the terminal shows what is typed by itself, as a shell wants it."""
+        return bool(termios.tcgetattr(self._fd)[3] & termios.ECHO)
 
     def pump(self, seconds: float) -> bool:
         """Feed what the program writes within `seconds` to the screen; False once it has ended."""

@@ -45,7 +45,7 @@ def test_steps_side_by_side(driver: Driver, adapter_folder: Callable) -> None:
 
 
 def test_what_goes_wrong_is_an_answer(driver: Driver) -> None:
-    assert driver.answer({"do": "save_session", "name": "x"}) == {"result": "unsupported"}
+    assert driver.answer({"do": "no_such_step"}) == {"result": "unsupported"}
     missing = driver.answer({"do": "load_adapter", "path": "/no/such/adapter", "as": "a"})
     assert missing["result"] == "error" and "/no/such/adapter" in missing["message"] and "Traceback" not in missing["message"]
     assert "Traceback" in driver.answer({"do": "logits"})["message"]  # a fault of ours is not dressed as a sentence

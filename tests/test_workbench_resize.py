@@ -1,10 +1,14 @@
-"""Sizes that change faster than they are laid out."""
+"""Sizes that change faster than they are laid out, and keys that come before it."""
 from __future__ import annotations
 
 import pytest
-from bench_pilot import bench_app, running, settled
+from bench_pilot import bench_app, running, settled, wait_until
 from textual import events
+from textual.command import CommandList
 from textual.geometry import Size
+from textual.widgets import OptionList
+
+from lora_bench.workbench.screens.steady import Palette
 
 NOW, BEFORE = Size(100, 30), Size(41, 6)
 
@@ -24,3 +28,26 @@ async def test_two_sizes_on_their_way_at_once_come_to_rest_at_that_of_the_termin
         await pilot.pause(0.5)
         assert app.screen.outer_size == NOW
         assert BEFORE not in laid_out and len(laid_out) < 20
+
+
+@pytest.mark.parametrize("key", ["pageup", "pagedown", "home", "end", "up"])
+async def test_a_key_before_a_list_is_laid_out_ends_nothing(key: str) -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        await pilot.press("ctrl+p")
+        await pilot.press("e")
+        await wait_until(pilot, lambda: app.screen.query_one(CommandList).option_count)
+        app.screen.query_one(CommandList).remove_class("--visible")
+        app.screen.query_one(CommandList).styles.display = "none"
+        await pilot.pause()
+        assert not app.screen.query_one(CommandList).scrollable_content_region
+        await pilot.press(key)
+        assert isinstance(app.screen, Palette)
+        await pilot.press("escape")
+        await pilot.press("ctrl+o")
+        models = app.screen.query_one("#models", OptionList)
+        models.add_option("one")
+        models.styles.display = "none"
+        await pilot.pause()
+        await app.run_action({"up": "cursor_up", "home": "first", "end": "last"}.get(key, key.replace("page", "page_")), models)
+        assert app.is_running

@@ -4,7 +4,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
@@ -23,7 +23,7 @@ from .keys import KEYS, PANE_TITLES, bindings
 from .screens.bench import BenchScreen
 from .screens.details import DetailsScreen
 from .screens.engine import EngineScreen
-from .screens.steady import Palette
+from .screens.steady import Palette, goes_by_no_lines
 from .state import BenchState, StartAdapter
 from .text import clean
 
@@ -180,6 +180,10 @@ class BenchApp(App[None]):
         self.control.cancel_load()
 
     # -- keys -----------------------------------------------------------------------------------
+    async def run_action(self, action: str, default_namespace: DOMNode | None = None,
+                         namespaces: Mapping[str, DOMNode] | None = None) -> bool:
+        return goes_by_no_lines(action, default_namespace) or await super().run_action(action, default_namespace, namespaces)
+
     def action_command_palette(self) -> None:
         if not Palette.is_open(self):
             self.push_screen(Palette(id="--command-palette"))

@@ -1,8 +1,10 @@
-"""A screen that is told of two sizes at once settles on the one that the terminal has."""
+"""Screens and lists hold where Textual's own do not: two sizes at once, keys before a list is laid out."""
 from __future__ import annotations
 
 from textual import events
-from textual.command import CommandPalette
+from textual.command import CommandList, CommandPalette
+from textual.dom import DOMNode
+from textual.widgets import OptionList
 
 
 class SteadySize:
@@ -19,3 +21,10 @@ class SteadySize:
 
 class Palette(SteadySize, CommandPalette):
     """The command palette, which is a screen too."""
+
+
+def goes_by_no_lines(action: str, node: DOMNode | None) -> bool:
+    """Whether an action would go by the lines of a list that is not laid out yet: page keys would end the program there."""
+    if isinstance(node, Palette) and action.startswith("command_list"):
+        node = node.query_one(CommandList)
+    return isinstance(node, OptionList) and not node.scrollable_content_region
