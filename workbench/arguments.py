@@ -30,20 +30,20 @@ class AdapterArgument(NamedTuple):
     scale: float
 
 
-def parse_adapter(text: str) -> AdapterArgument:
+def parse_adapter(text: str, option: str = "--lora") -> AdapterArgument:
     """`[NAME=]PATH[:SCALE]`: cut at the last ':' if a number follows, and at the first '=' if no '/' comes before it."""
-    rest, scale = _split_scale(text)
+    rest, scale = _split_scale(text, option)
     name, equals, path = rest.partition("=")
     if not equals or "/" in name or "\\" in name:
         name, path = "", rest
     elif not name.strip():
-        raise UsageError(f"--lora {text}: there is no name before '='; write [NAME=]PATH[:SCALE]")
+        raise UsageError(f"{option} {text}: there is no name before '='; write [NAME=]PATH[:SCALE]")
     if not path:
-        raise UsageError(f"--lora {text}: there is no path; write [NAME=]PATH[:SCALE], for example pirate=./adapters/pirate:0.75")
+        raise UsageError(f"{option} {text}: there is no path; write [NAME=]PATH[:SCALE], for example pirate=./adapters/pirate:0.75")
     return AdapterArgument(path, name or None, scale)
 
 
-def _split_scale(text: str) -> tuple[str, float]:
+def _split_scale(text: str, option: str) -> tuple[str, float]:
     head, colon, tail = text.rpartition(":")
     if not colon:
         return text, 1.0
@@ -52,7 +52,7 @@ def _split_scale(text: str) -> tuple[str, float]:
     except ValueError:
         return text, 1.0
     if not abs(scale) <= MAX_SCALE:
-        raise UsageError(f"--lora {text}: the scale {tail} is not between -1,000,000 and 1,000,000; "
+        raise UsageError(f"{option} {text}: the scale {tail} is not between -1,000,000 and 1,000,000; "
                          "1 is as trained, 0 is off, negative is allowed")
     return head, scale
 

@@ -9,20 +9,34 @@ from cyclopts import App, CycloptsError, Parameter
 
 from . import exit_codes, output
 from .arguments import (
-    MAX_SLOTS,
-    MAX_STOP_CHARACTERS,
-    MAX_STOPS,
     AdapterArgument,
     UsageError,
     Within,
     find_adapter,
     find_any,
     find_model,
-    parse_adapter,
-    parse_size,
     unescape,
 )
+from .comparing_options import compare, sweep
+from .options import (
+    DEFAULT_DRAWING,
+    DEFAULT_LOADING,
+    Device,
+    Drawing,
+    Dtype,
+    HostCache,
+    Json,
+    Loading,
+    Lora,
+    Model,
+    Opening,
+    Question,
+    Slots,
+    System,
+    Weights,
+)
 from .terminal import why_no_screen
+from .words import adapters_of, question
 
 
 def _version() -> str:
@@ -40,20 +54,6 @@ app = App(
     result_action="return_value",
 )
 
-Lora = Annotated[tuple[str, ...], Parameter(name="--lora", negative="", show_default=False,
-                 help="[NAME=]PATH[:SCALE]: an adapter to load and switch on; may be given several times. "
-                      "A sample adapter's name is a PATH too.")]
-Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where the model runs.")]
-Dtype = Annotated[Literal["auto", "fp32", "bf16", "fp16"], Parameter(help="Number format of the weights in memory.")]
-Weights = Annotated[Literal["auto", "dense", "packed"], Parameter(
-    help="Weights in memory: numbers of that format, or packed as in the file; auto packs them when dense ones leave too little memory.")]
-Context = Annotated[str, Parameter(help="Tokens one chat may hold, for example 4096 or 4k; "
-                                         "0 takes what the model was trained for, at most 8192.")]
-Slots = Annotated[int, Parameter(validator=Within(1, MAX_SLOTS), help="Adapters that lie ready on the device at once.")]
-HostCache = Annotated[str, Parameter(help="Memory for adapters that wait outside the slots, for example 512M or 2G.")]
-Json = Annotated[bool, Parameter(negative="", help="Print one JSON document instead of text.")]
-Words = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
-
 
 @app.default
 def bench_screen(
@@ -64,61 +64,46 @@ def bench_screen(
     lora: Lora = (),
     slots: Slots = 4,
     host_cache: HostCache = "1G",
-    context: Context = "0",
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    weights: Weights = "auto",
+    loading: Loading = DEFAULT_LOADING,
+    resume: Annotated[bool, Parameter(negative="", help="Go on with the latest chat: its base, unless MODEL is given, its adapters "
+                                                        "and their scales.")] = False,
 ) -> int:
     """Open the workbench."""
     if why_not := why_no_screen():
         raise UsageError(f"the workbench fills a terminal, and {why_not}; "
                          'for one reply without it: lora-bench chat [MODEL] -p "..."')
-    from ..engine.protocol import LoadModel
     from .launch import open_workbench
-    from .startup import start_adapters
+    from .startup import latest_chat, start_adapters
 
-    load = LoadModel(find_model(model) if model else None, device, dtype, parse_size(context), slots, parse_size(host_cache), weights)
-    return open_workbench(load, start_adapters(_adapters(lora), samples=model is None))
+    chat = latest_chat() if resume else None
+    load = loading.load(model or (chat and chat.path), slots, host_cache)
+    adapters = start_adapters(adapters_of(lora), samples=load.path is None, past=chat.adapters if chat else ())
+    return open_workbench(load, adapters, chat.file if chat else None)
 
 
 @app.command
 def chat(
-    model: Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; none: the default model.")] = None,
+    model: Model = None,
     /,
     *,
     lora: Lora = (),
-    prompt: Annotated[Words, Parameter(name=["--prompt", "-p"], help="What to ask; '-' or nothing reads standard input.")] = None,
-    system: Annotated[Words, Parameter(name=["--system", "-s"], help="The system message.")] = None,
-    opening: Annotated[Words, Parameter(help="Text put after the messages instead of the reply's usual start: special tokens in it "
-                                        "count, \\n is a newline. An aLoRA's invocation is asked for so.")] = None,
-    seed: Annotated[int, Parameter(validator=Within(0, 2**63 - 1), help="The same seed draws the same noise.")] = 0,
-    temperature: Annotated[float, Parameter(name=["--temperature", "--temp"], validator=Within(0, 10),
-                                            help="0 is greedy: always the likeliest token; at most 10.")] = 0.0,
-    top_k: Annotated[int, Parameter(validator=Within(0, 1_000_000), help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[float, Parameter(validator=Within(0.01, 1), help="Keep the likeliest tokens up to this sum.")] = 1.0,
-    min_p: Annotated[float, Parameter(validator=Within(0, 1), help="Keep tokens this likely relative to the likeliest.")] = 0.0,
-    repetition_penalty: Annotated[float, Parameter(validator=Within(0.1, 10), help="Above 1: tokens seen before are less likely.")] = 1.0,
-    max_tokens: Annotated[int, Parameter(validator=Within(1, 1_000_000), help="The longest reply, in tokens.")] = 512,
-    stop: Annotated[tuple[str, ...], Parameter(negative="", allow_leading_hyphen=True, show_default=False,
-                                               help="End the reply before this text (\\n is a newline); may be given several times.")] = (),
+    prompt: Question = None,
+    system: System = None,
+    opening: Opening = None,
+    drawing: Drawing = DEFAULT_DRAWING,
     json: Json = False,
     stats: Annotated[bool, Parameter(negative="", help="Say tokens, speed, seed, mix and aLoRA activations on standard error.")] = False,
-    context: Context = "0",
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    weights: Weights = "auto",
+    loading: Loading = DEFAULT_LOADING,
 ) -> int:
     """Print one reply: the reply alone on standard output, all else on standard error."""
-    adapters = _adapters(lora)
-    text = _prompt(prompt)
-    from ..engine import protocol as p
-    from .one_shot import Question, ask
+    adapters = adapters_of(lora)
+    text = question(prompt)
+    from . import one_shot
+    from .prompts_file import chat_of
 
-    load = p.LoadModel(find_model(model) if model else None, device, dtype, parse_size(context), max(4, len(adapters)), weights=weights)
-    roles = [("system", system)] if system else []
-    messages = tuple(p.Message(role, words) for role, words in [*roles, ("user", text)])
-    sampling = p.Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_tokens, _stops(stop))
-    return ask(Question(load, adapters, p.Chat(messages, unescape(opening or "")), sampling, stats, json))
+    load = loading.load(model, max(4, len(adapters)))
+    asked = chat_of(text, system, unescape(opening or ""))
+    return one_shot.ask(one_shot.Question(load, adapters, asked, drawing.sampling(), stats, json))
 
 
 @app.command
@@ -209,29 +194,8 @@ def measure(*, json: Json = False) -> int:
     return report(as_json=json)
 
 
-def _adapters(texts: tuple[str, ...]) -> tuple[AdapterArgument, ...]:
-    adapters = tuple(find_adapter(parse_adapter(text)) for text in texts)
-    names = [adapter.name for adapter in adapters if adapter.name]
-    if doubled := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"--lora: two adapters are called {doubled}; give one another name: NAME=PATH")
-    return adapters
-
-
-def _stops(texts: tuple[str, ...]) -> tuple[str, ...]:
-    if len(texts) > MAX_STOPS or not all(1 <= len(text) <= MAX_STOP_CHARACTERS for text in texts):
-        raise UsageError(f"--stop: at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters are watched for")
-    return tuple(map(unescape, texts))
-
-
-def _prompt(words: str | None) -> str:
-    if words in (None, "-") and not (words is None and sys.stdin.isatty()):
-        try:
-            words = sys.stdin.read()
-        except UnicodeDecodeError as error:
-            raise UsageError(f"standard input is not text in {error.encoding}: {error.reason} at byte {error.start}") from error
-    if not (words or "").strip():
-        raise UsageError('there is nothing to ask: give -p "...", or pipe the question into standard input')
-    return words
+app.command(compare)
+app.command(sweep)
 
 
 def main(tokens: list[str] | None = None) -> int:

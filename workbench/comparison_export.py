@@ -10,6 +10,7 @@ from .arguments import escape
 from .comparison import Round, Setup, agreement, distance, first_divergence
 from .comparison_text import numbers
 from .mixboard import mix_text
+from .prompt_text import prompt_line
 from .text import clean, clean_line
 
 
@@ -38,8 +39,8 @@ def _column(setup: Setup, round: Round, i: int) -> dict[str, object]:
 
 
 # -- Markdown ----------------------------------------------------------------------------------------
-def markdown(setup: Setup, rounds: Sequence[Round], title: str = "Comparison", command: str = "") -> str:
-    """The whole report. `command` repeats it on a command line."""
+def markdown(setup: Setup, rounds: Sequence[Round], title: str = "Comparison", command: str = "", summary: Sequence[str] = ()) -> str:
+    """The whole report. `command` repeats it on a command line; `summary` are lines over all rounds, kept as they stand."""
     model, sampling = setup.model, setup.sampling
     drawn = f"seed {sampling.seed}, temperature {sampling.temperature:g}" if sampling.temperature > 0 else "greedy"
     base = f"Base {_code(model.name)}, {model.dtype} on {model.device}; {drawn}; up to {sampling.max_tokens} tokens."
@@ -51,8 +52,10 @@ def markdown(setup: Setup, rounds: Sequence[Round], title: str = "Comparison", c
     lines += [f"Sampling: {_code(json.dumps(plain_data(sampling), ensure_ascii=False))}", ""]
     if command:
         lines += ["To repeat it:", "", *_fenced(command, "sh"), ""]
+    if summary:
+        lines += [*_fenced("\n".join(summary)), ""]
     for number, round in enumerate(rounds, 1):
-        lines += [f"## {number}. {_heading(round.prompt)}", "", *_prompt(round.prompt), "", *_replies(setup, round)]
+        lines += [f"## {number}. {_plain(prompt_line(round.prompt))}", "", *_prompt(round.prompt), "", *_replies(setup, round)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -75,11 +78,6 @@ def _prompt(prompt: Prompt) -> list[str]:
                  for line in (f"{_plain(clean_line(message.role, 40))}:", "", *_fenced(message.content), "")]
         return [*lines[:-1], *(["", f"opened with {_code(escape(prompt.opening))}"] if prompt.opening else [])]
     return _fenced(prompt.text if isinstance(prompt, RawText) else " ".join(map(str, prompt.ids)))
-
-
-def _heading(prompt: Prompt) -> str:
-    text = prompt.messages[-1].content if isinstance(prompt, Chat) and prompt.messages else getattr(prompt, "text", "token ids")
-    return _plain(clean_line(text.strip(), 60))
 
 
 def _fenced(text: str, language: str = "") -> list[str]:

@@ -1,7 +1,11 @@
 """What is told of a comparison, in lines: where the replies part, how far the mixes are apart, which adapter did it."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ..engine.protocol import Scored
 from .comparison import (
+    Distance,
     Round,
     Setup,
     agreement,
@@ -11,7 +15,49 @@ from .comparison import (
     furthest_token,
     token_text,
 )
-from .text import clean_line
+from .mixboard import mix_text
+from .prompt_text import prompt_line
+from .text import clean, clean_line
+
+
+def round_text(setup: Setup, round: Round, number: int, of: int) -> str:
+    """All of one prompt for a person: replies, then what is told of them."""
+    lines = heading(round, number, of)
+    for column, reply in zip(setup.columns, round.replies, strict=True):
+        end = "failed" if reply.failed else f"{len(reply.ids)} tokens · {reply.reason}"
+        lines += [f"{column.label}  {clean_line(mix_text(column.mix))} · {end}", *indented(reply.failed or reply.text), ""]
+    return "\n".join([*lines, *(f"  {line}" for line in numbers(setup, round)), "", ""])
+
+
+def heading(round: Round, number: int, of: int) -> list[str]:
+    return [f"prompt {number} of {of}: {prompt_line(round.prompt)}", ""] if of > 1 else []
+
+
+def suite_lines(setup: Setup, rounds: Sequence[Round]) -> list[str]:
+    """Every column beside the first, over all prompts; nothing for a single one."""
+    lines = []
+    for i, column in list(enumerate(setup.columns))[1:] if len(rounds) > 1 else ():
+        pairs = [(round.replies[0], round.replies[i]) for round in rounds]
+        answered = [(first.ids, other.ids) for first, other in pairs if not first.failed and not other.failed]
+        same = sum(first == other for first, other in answered)
+        far = mean_distance([round.scored for round in rounds if round.scored is not None], i)
+        kl = f"; KL mean {nats(far.mean_kl)}, max {nats(far.max_kl)} nats; same likeliest token at {far.same:.0%}" if far else ""
+        lines.append(f"{setup.columns[0].label}–{column.label}: {same} of {len(answered)} replies the same{kl}")
+    return lines
+
+
+def mean_distance(scored: Sequence[Scored], row: int) -> Distance | None:
+    """`distance` over all tokens of several texts; `max_at` is a token of the text where it is largest."""
+    found = [(len(one.tokens), far) for one in scored if (far := distance(one, row)) is not None]
+    if not found:
+        return None
+    tokens, top = sum(count for count, _ in found), max((far for _, far in found), key=lambda far: far.max_kl)
+    return Distance(sum(count * far.mean_kl for count, far in found) / tokens, top.max_kl, top.max_at,
+                    sum(count * far.same for count, far in found) / tokens)
+
+
+def indented(text: str) -> list[str]:
+    return [f"  {line}" for line in clean(text).split("\n")]
 
 
 def numbers(setup: Setup, round: Round) -> list[str]:

@@ -1,4 +1,4 @@
-"""The scales of a sweep, as they are typed: `0:1.5:0.25`."""
+"""The scales of a sweep, as they are typed: `0:1.5:0.25`, or one by one."""
 from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
@@ -10,13 +10,19 @@ MAX_SCALES = 32
 
 
 def parse_scales(text: str) -> tuple[float, ...]:
-    """`START:END:STEP`, both ends included where the step meets them. Raises ValueError with a sentence for the person."""
+    """`START:END:STEP`, both ends included where the step meets them, or `0,0.5,1`. Raises ValueError with a sentence for the person."""
+    ranged = ":" in text
     try:
-        start, end, step = (Decimal(part.strip()) for part in text.split(":"))
+        numbers = [Decimal(part.strip()) for part in text.split(":" if ranged else ",")]
+        start, end, step = numbers if ranged else (numbers[0],) * 3
     except (ValueError, InvalidOperation):
-        raise ValueError(f"{text!r} are no scales; write START:END:STEP, for example 0:1.5:0.25") from None
-    if not all(number.is_finite() and abs(number) <= MAX_SCALE for number in (start, end, step)):
+        raise ValueError(f"{text!r} are no scales; write START:END:STEP, for example 0:1.5:0.25, or a list: 0,0.5,1") from None
+    if not all(number.is_finite() and abs(number) <= MAX_SCALE for number in numbers):
         raise ValueError(f"{text!r}: scales lie between -1,000,000 and 1,000,000")
+    if not ranged:
+        if len(numbers) > MAX_SCALES:
+            raise ValueError(f"{text!r} are {len(numbers)} scales; at most {MAX_SCALES} run together")
+        return tuple(map(float, numbers))
     if not step or (end - start) / step < 0:
         raise ValueError(f"{text!r}: a step of {step} does not lead from {start} to {end}")
     steps = (end - start) / step
