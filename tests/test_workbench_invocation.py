@@ -89,7 +89,7 @@ async def test_the_switch_lets_it_act_in_replies_and_goes_with_the_text() -> Non
         assert "also where the model itself" in words(app, "#panel-details") and not field.has_focus
         await pilot.press("f")
         await settled(pilot)
-        assert "[x] also where the model writes it itself" in words(app), "it is as it was set"
+        assert "[x] also where it is generated" in words(app), "it is as it was set"
         await pilot.press("ctrl+t", "escape")
         assert len(app.engine.of(p.SetInvocation)) == 1, "Esc changes nothing"
 
@@ -130,7 +130,7 @@ async def test_a_reply_shows_where_the_invocation_stands_and_what_of_the_base_wa
         app.engine.emit(p.RequestStarted(number, 312, (activation,), p.CacheUse(312, 288, 18, base_tokens=288, miss="new tokens")),
                         p.TextDelta(number, "Yes.", 1), p.RequestFinished(number, "stop", stats(1)))
         await settled(pilot)
-        assert "certainty acts from token 288, 288 base tokens reused: …<|im_start|>user⏎Well, ‹is│ that› right?" in words(app, ".meter")
+        assert "certainty acts from token 288, 288 base tokens reused of 288 before it: …<|im_start|>user⏎Well, ‹is│ that› right?" in words(app, ".meter")
         assert words(app, ".asked") == "Well, ⚑‹is│ that› right?", "it is marked in what was asked, token by token"
 
 

@@ -31,7 +31,8 @@ def _activation(activation: Activation, version: Version) -> Content:
     if not activation.tokens:
         return Content.assemble((clean_line(f"{where} · {activation.detail}", 300), _QUIET))
     fired = any(mark.adapter == activation.adapter for mark in version.fired)
-    how = ", where the model wrote it" if fired else f", {counted(version.cache.base_tokens, 'base token')} reused" if version.cache else ""
+    reused = f", {counted(version.cache.base_tokens, 'base token')} reused of {activation.start} before it" if version.cache else ""
+    how = ", where the model wrote it" if fired else reused
     return Content.assemble((clean_line(f"{where}{how}: ", 200), _QUIET), span_content(activation))
 
 

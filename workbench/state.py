@@ -162,7 +162,7 @@ class BenchState:
         if (line := event_line(event)) and not self._said_already(event):
             if isinstance(event, p.AdapterLoaded) and self._last_line_of == (p.HostLoaded, event.adapter.name):
                 self.events.pop()  # the same arrival, said with the modules that match
-            self._last_line_of = (type(event), getattr(event, "adapter", ""))
+            self._last_line_of = (type(event), getattr(event, "recomputed", None) or getattr(event, "adapter", ""))
             entry = self.log(*line)
             match event:
                 case p.SlotEvicted():
@@ -180,14 +180,14 @@ class BenchState:
             self.hint = ""  # it spoke of a state that is over
 
     def _said_already(self, event: p.Event) -> bool:
-        """Every rescaling uses the adapters again: said once. A mix that follows a mix takes the place of its line."""
+        """Every rescaling uses the adapters again: said once. A mix takes the line of the mix before, unless that cost steps."""
         if isinstance(event, p.SlotLoaded | p.SlotEvicted):
             self._used.clear()
         if isinstance(event, p.SlotTouched):
             known = event.adapter in self._used
             self._used.add(event.adapter)
             return known
-        if isinstance(event, p.MixSet) and self._last_line_of[0] is p.MixSet and self.events:
+        if isinstance(event, p.MixSet) and self._last_line_of == (p.MixSet, "") and self.events:
             self.events.pop()
         return False
 

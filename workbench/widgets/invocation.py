@@ -62,7 +62,7 @@ class InvocationEditor(Ask):
             self.query_one(".tokens", Static).update(tokens)
             self.query_one(".found", Static).update(found)
             box = "x" if self._in_reply else " "
-            self.query_one(".switch", Static).update(Content(f"[{box}] also where the model writes it itself  ^t"))
+            self.query_one(".switch", Static).update(Content(f"^t [{box}] also where it is generated"))
 
     def switch_in_reply(self) -> None:
         """Whether it also begins to act where the model itself writes the invocation."""
