@@ -2,8 +2,8 @@
 
 The cache of all layers is one tensor [layers, 2, kv_heads, blocks, block_tokens, d]: a layer's keys, then its values. Head by head, a run
 of consecutive blocks is one view whose tokens lie end to end, which is how the products read them; a block is copied in one operation.
-Blocks in several runs are laid end to end first, by one copy a layer: on CPUs that takes no longer than a product and a softmax for every
-run would, and the numbers are those of a single run, bit for bit, so where blocks happen to lie never changes a reply.
+Blocks in several runs are first laid end to end, by one copy a layer. Joining a softmax over the runs costs about as much on CPUs, and it
+rounds otherwise: so the numbers are those of a single run, bit for bit, and where blocks happen to lie never changes a reply.
 """
 from __future__ import annotations
 

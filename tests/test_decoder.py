@@ -13,6 +13,7 @@ from lora_bench.engine.batch import Chunk, step_inputs
 from lora_bench.engine.blocks import BlockTable
 from lora_bench.engine.models.decoder import Decoder
 from lora_bench.engine.models.facts import ModelFacts, RopeScaling, tensor_shapes
+from lora_bench.kernels.attention import copy_block_
 
 CPU = torch.device("cpu")
 TINY = ModelFacts(architecture="llama", layers=2, hidden=24, heads=6, kv_heads=2, head_dim=8, intermediate=40, vocab=50, context=200,
@@ -129,6 +130,19 @@ def test_chunks_of_many_requests_in_scattered_blocks() -> None:
         Chunk(texts[1][19:], 19, tables[1], True), Chunk(texts[0][17:], 17, tables[0], True), Chunk(texts[2], 0, tables[2], True)])
     expected = torch.stack([_plain(TINY, weights, texts[i])[-1] for i in (1, 0, 2)])
     torch.testing.assert_close(got.double(), expected, atol=2e-4, rtol=1e-3)
+
+
+def test_a_request_goes_on_from_shared_and_copied_blocks_with_the_same_bits() -> None:
+    decoder = Decoder(TINY, _weights(TINY), TINY.context)
+    ids = [random.randrange(TINY.vocab) for _ in range(60)]
+    shared = random.randint(33, 47)
+    caches = decoder.kv_cache(12, 16)
+    caches.fill_(float("nan"))
+    _run(decoder, caches, [Chunk(ids[:shared], 0, BlockTable((1, 2, 3)), False)])
+    copy_block_(caches, 3, 9, shared - 32)
+    alone = _run(decoder, caches, [Chunk(ids[shared:], shared, BlockTable((1, 2, 3, 4)), False, every=True)])
+    other = _run(decoder, caches, [Chunk(ids[shared:], shared, BlockTable((1, 2, 9, 6)), False, every=True)])
+    assert alone.isfinite().all() and torch.equal(alone, other)
 
 
 def test_weights_are_handed_over_and_counted() -> None:
