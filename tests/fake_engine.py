@@ -1,6 +1,7 @@
 """An engine that does what a test scripts: it records commands and puts events into the inbox."""
 from __future__ import annotations
 
+import zlib
 from collections import deque
 
 from lora_bench.engine import protocol as p
@@ -58,6 +59,7 @@ class FakeEngine:
         self.replies: deque[str] = deque()
         self.mix: p.Mix = ()
         self.pinned: set[str] = set()
+        self.token_texts: dict[int, str] = {}
 
     def start(self) -> None:
         self.starts += 1
@@ -157,3 +159,42 @@ class FakeEngine:
         for index, piece in enumerate(pieces):
             self.emit(p.TextDelta(number, piece if index == 0 else " " + piece, index + 1), step(index, 40.0 + index % 5))
         self.emit(p.RequestFinished(number, "stop", stats(len(pieces))), self.snapshot())
+
+    def _do_GenerateTogether(self, command: p.GenerateTogether) -> None:
+        """A reply for each row, a token of all of them in every step; rows without a reply wait."""
+        texts = [self.replies.popleft() for _ in command.requests if self.replies]
+        rows = list(zip((request.request_id for request in command.requests), texts, strict=False))
+        for number, _ in rows:
+            self.emit(p.RequestStarted(number, 31, cache=p.CacheUse(31, 16, 1, base_tokens=16)))
+        pieces = {number: tokens_of(text) for number, text in rows}
+        self.token_texts |= {token_id(token): token for tokens in pieces.values() for token in tokens}
+        for index in range(max(map(len, pieces.values()), default=0)):
+            for number, tokens in pieces.items():
+                if index < len(tokens):
+                    self.emit(p.TextDelta(number, tokens[index], index + 1))
+            self.emit(step(index, 40.0 + index % 5))
+        for number, tokens in pieces.items():
+            self.emit(p.RequestFinished(number, "stop", stats(len(tokens)), tuple(map(token_id, tokens))))
+        self.emit(self.snapshot())
+
+    def _do_Score(self, command: p.Score) -> None:
+        """Figures that only depend on the tokens and on how many rows came before."""
+        texts = [self.token_texts.get(number, f"<{number}>") for number in command.reply]
+        tokens = [p.TokenChance(number, texts[i], -0.25 * (i % 4)) for i, number in enumerate(command.reply)]
+        rows = []
+        for row, mix in enumerate(command.mixes):
+            kl = tuple(0.0 if row == 0 else row * (1.5 if i % 5 == 1 else 0.01) for i in range(len(tokens)))
+            logprobs = tuple(token.logprob - nats for token, nats in zip(tokens, kl, strict=True))
+            best = [p.TokenChance(1, " now", -0.2) if nats > 1 else token for token, nats in zip(tokens, kl, strict=True)]
+            top = tuple((chance, p.TokenChance(2, " the", -2.3)) for chance in best)
+            rows.append(p.ScoredRow(mix, logprobs, kl, tuple(1 + (nats > 1) * 37 for nats in kl), top))
+        self.emit(p.Scored(command.score_id, 31, tuple(tokens), tuple(rows)))
+
+
+def tokens_of(text: str) -> list[str]:
+    """A token for each word, with the blank before it."""
+    return [piece if i == 0 else " " + piece for i, piece in enumerate(text.split(" "))]
+
+
+def token_id(text: str) -> int:
+    return 10 + zlib.crc32(text.encode("utf-8", "replace")) % 40_000

@@ -21,8 +21,6 @@ from .backends.backend import Backend
 from .control import Control
 from .keys import KEYS, PANE_TITLES, bindings
 from .screens.bench import BenchScreen
-from .screens.details import DetailsScreen
-from .screens.engine import EngineScreen
 from .screens.steady import Palette, goes_by_no_lines
 from .state import BenchState, StartAdapter
 from .text import clean
@@ -126,20 +124,19 @@ class BenchApp(App[None]):
     async def _show_part(self, part: int) -> None:
         """Draw the chat (0) or the rest (1): apart, so that a key waits for one of them at most."""
         top = self._top()
-        if isinstance(top, EngineScreen | DetailsScreen):
-            await top.show()
-        elif isinstance(top, BenchScreen):
+        if isinstance(top, BenchScreen):
             await (top.show_rest() if part else top.show_chat())
+        else:
+            await self.show()
 
     def _top(self) -> Screen | None:
         """The screen on top; None while the app is leaving."""
         return self.screen_stack[-1] if self.screen_stack else None
 
     async def show(self) -> None:
-        """Bring the screen on top to the store."""
-        top = self._top()
-        if isinstance(top, BenchScreen | EngineScreen | DetailsScreen):
-            await top.show()
+        """Bring the screen on top to the store, when it is one that shows it."""
+        if (show := getattr(self._top(), "show", None)) is not None:
+            await show()
 
     def _forward(self, event: ModelLoading | ModelLoaded | ModelFailed) -> None:
         """Load events go to the load screen while it is open; a load that fails without a model to go back to opens it."""
@@ -196,7 +193,7 @@ class BenchApp(App[None]):
 
         top = self.screen
         if not isinstance(top, HelpScreen):
-            self.push_screen(HelpScreen(top.pane() if isinstance(top, BenchScreen) else getattr(top, "PALETTE_PANES", ("app",))[0]))
+            self.push_screen(HelpScreen(top.pane() if hasattr(top, "pane") else getattr(top, "PALETTE_PANES", ("app",))[0]))
 
     def action_interrupt(self) -> None:
         """Ctrl+C copies a selection; without one it stops what runs, and never leaves."""
@@ -204,7 +201,7 @@ class BenchApp(App[None]):
         if selected:
             self.copy_to_clipboard(clean(selected))
             said = "copied"
-        elif self.control.stop():
+        elif getattr(self.screen, "stop_here", self.control.stop)():
             said = "Ctrl+C stopped the reply; Ctrl+Q leaves"
         elif self.control.cancel_load():
             said = "Ctrl+C stopped the load; Ctrl+Q leaves"

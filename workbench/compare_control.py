@@ -89,7 +89,7 @@ class CompareControl:
         if compare.blind:
             self._rng.shuffle(order)
         compare.run = self._start(self._prompt(text, system), text, columns, sampling, order)
-        compare.run.hidden = compare.blind
+        compare.run.blind = compare.run.hidden = compare.blind
         if not compare.blind and len({column.mix for column in columns}) == 1:
             compare.hint = "all columns have the same mix: m sets another one"
         self.count_votes()
@@ -173,8 +173,8 @@ class CompareControl:
             run.choice = choice
             turned = {"first": "second", "second": "first"}.get(choice, choice) if run.order[0] else choice
             run.tally, problem = self.votes.add(self._pair(run), turned)
-            side = {"first": f"left: {run.rows[run.order[0]].column.label}", "second": f"right: {run.rows[run.order[1]].column.label}",
-                    "tie": "a tie", "bad": "both bad"}[choice]
+            left, right = (run.rows[place].column.label for place in run.order)
+            side = {"first": f"left, which is {left}", "second": f"right, which is {right}", "tie": "a tie", "bad": "both bad"}[choice]
             self._reveal()
             self.compare.hint = problem or f"your vote: {side}"
 

@@ -61,6 +61,7 @@ class Run:
     """of the rows, from left to right"""
     swept: str = ""
     """the adapter of which every row has another scale; "" when it is no sweep"""
+    blind: bool = False
     hidden: bool = False
     """a blind run before its vote: whose rows they are is not shown"""
     choice: Choice | None = None

@@ -19,8 +19,8 @@ SAMPLE_EFFECTS = {"pirate": "talks like a pirate", "json": "answers in JSON", "c
 def header_line(state: BenchState, width: int) -> Content:
     """Model, number format, device, context in use, engine state; on a narrow screen the least of it is dropped."""
     model = state.model
-    checks = f"checks {clean_line(state.checking, 24)}" if state.engine == "idle" and state.checking else ""
-    where = f"  engine {checks or state.engine}{_progress(state)}"
+    doing = "compares" if state.comparing else f"checks {clean_line(state.checking, 24)}" if state.checking else ""
+    where = f"  engine {(state.engine == 'idle' and doing) or state.engine}{_progress(state)}"
     parts = {"title": (" lora-bench", "bold $accent")}
     if model:
         threads = f"({model.threads})" if model.device == "cpu" else ""

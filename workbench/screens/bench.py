@@ -193,6 +193,11 @@ class BenchScreen(SteadySize, Screen):
         return True
 
     # -- keys -----------------------------------------------------------------------------------
+    def action_compare(self) -> None:
+        from .compare import CompareScreen  # with what tells texts apart: only when it is needed
+
+        self.app.push_screen(CompareScreen(self.control))
+
     def action_engine(self) -> None:
         self.app.push_screen(EngineScreen(self.control))
 

@@ -8,7 +8,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.widgets import Footer
 
-SPARED = ("type_scale", "engine", "bypass", "newline", "solo", "regenerate")
+SPARED = ("type_scale", "engine", "bypass", "newline", "solo", "regenerate", "again", "want('add')", "want('export')")
 """actions whose keys leave first, in this order; F1 and the palette have all of them"""
 
 

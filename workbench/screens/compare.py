@@ -1,0 +1,387 @@
+"""F3: one prompt to two to four mixes side by side."""
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+
+from msgspec.structs import replace as changed
+from textual import events, on
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.dom import DOMNode
+from textual.screen import Screen
+from textual.widget import Widget
+from textual.widgets import Static
+
+from ..commands import run_command
+from ..compare_control import SWEPT_SCALES
+from ..compare_files import write_run
+from ..compare_state import MOST_COLUMNS, Lane, Run
+from ..compare_text import QUIET, run_lines, token_lines, votes_line
+from ..control import MAX_PROMPT, Control
+from ..header import header_line
+from ..keys import bindings
+from ..panels.engine import Panel
+from ..text import clean_line, size_text
+from ..transcript import Turn
+from ..widgets.adapter_list import AdapterList
+from ..widgets.ask import Ask, AskField
+from ..widgets.compare_columns import Columns, CompareColumn
+from ..widgets.key_line import KeyLine
+from ..widgets.mix_editor import MixEditor
+from ..widgets.prompt import Prompt
+from ..widgets.token_view import TokenView
+from .steady import SteadySize
+from .sweep import SweepScreen
+
+EMPTY = "Type a prompt: all columns answer it together. Tab goes to the columns, m there sets a mix."
+BLIND = "blind: whose replies these are is told after your vote"
+VOTES = "1 the left one is better · 2 the right one · 3 a tie · 4 both bad"
+JUST_ENDED_S = 0.7
+"""Esc so soon after the replies ended was meant to stop them: it does not leave"""
+
+
+class Figures(Panel):
+    """The figures of a run, or of one of its tokens."""
+
+    WRAPS = True
+
+    def show(self, control: Control, tokens: TokenView | None, other: str) -> None:
+        """`other`: label of the column of which alone there is room to tell beside the first; "" tells of all."""
+        run = control.comparing.compare.run
+        if run is None:
+            self.put([Content.assemble((EMPTY, QUIET))])
+        elif run.hidden:
+            self.put([BLIND if run.active else VOTES])
+        elif tokens:
+            self.put(list(token_lines(run, tokens.other, tokens.cursor, self.columns)))
+        else:
+            labels = run.setup.columns[0].label, run.setup.columns[1].label
+            index = next((i for i, column in enumerate(run.setup.columns) if i and column.label == other), None)
+            self.put([*run_lines(run, self.columns, index), Content.assemble((votes_line(run.tally, labels), QUIET))])
+
+
+class CompareScreen(SteadySize, Screen):
+    """Columns, what is told of them, and the prompt for all. The comparison goes on while the chat is on the screen."""
+
+    BINDINGS = bindings("compare")
+    CSS_PATH = "../compare.tcss"
+    AUTO_FOCUS = "#prompt"
+    PALETTE_PANES = ("compare", "columns", "mix", "tokens", "prompt", "app")
+    HORIZONTAL_BREAKPOINTS = [(0, "-nano"), (20, "-narrow"), (110, "-wide")]
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (10, "-low"), (32, "-tall")]
+
+    def __init__(self, control: Control) -> None:
+        super().__init__(id="compare-screen")
+        self._control = control
+        self._comparing = control.comparing
+        self._comparing.open()
+        self._busy = False
+        self._ended_at = 0.0
+
+    def compose(self) -> ComposeResult:
+        yield Static("terminal too small to compare: at least 20×10", id="too-small", markup=False)
+        yield Static("", id="header", markup=False)
+        yield Static("", id="compare-title", markup=False)
+        yield Columns(self._control)
+        yield TokenView()
+        yield MixEditor(self._control)
+        with VerticalScroll(id="compare-figures", can_focus=False):
+            yield Figures("figures")
+        yield Ask()
+        yield Static("", id="hint", markup=False)
+        yield Prompt(lambda: self._control.state.engine == "gone")
+        yield KeyLine()
+
+    def on_mount(self) -> None:
+        if not self._comparing.compare.run and (asked := self._last_asked()):
+            self.query_one(Prompt).put_back(asked)
+            self.query_one(Prompt).select_all()
+
+    def _last_asked(self) -> str:
+        """The last question of the chat: the likeliest to be compared."""
+        run = self._comparing.compare.run
+        return run.asked if run else next((item.asked for item in reversed(self._control.state.items) if isinstance(item, Turn)), "")
+
+    def on_screen_resume(self) -> None:
+        self.call_after_refresh(self.show)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.show)
+
+    # -- drawing --------------------------------------------------------------------------------
+    async def show(self) -> None:
+        """Bring everything to the comparison."""
+        if not self._has_panes():
+            return
+        compare, state = self._comparing.compare, self._control.state
+        self._comparing.match_boards()
+        self._show_busy()
+        self.query_one("#header", Static).update(header_line(state, self.size.width), layout=False)
+        self.query_one("#compare-title", Static).update(self._title(), layout=False)
+        tokens = self.query_one(TokenView)
+        if tokens.display and (not compare.run or not compare.run.scored):
+            self._to_columns()
+        columns = self.query_one(Columns)
+        columns.show()
+        self.query_one(MixEditor).show()
+        other = "" if self.has_class("-tall") else columns.sides[columns.other].label
+        self.query_one(Figures).show(self._control, tokens if tokens.display else None, other)
+        hint = "the engine is gone: Ctrl+E starts it again" if state.engine == "gone" else compare.hint
+        shown = self.query_one("#hint", Static)
+        shown.display = bool(hint)
+        shown.update(Content(clean_line(hint, 300)))
+
+    def _has_panes(self) -> bool:
+        """False before they are made and while the app is leaving; a redraw that was asked for may fall there."""
+        drawn = self.query(".column-title, .column-text, .column-lines, .token-title, .token-text, #mix-title, #hint, #header, #prompt")
+        return len(drawn) == 3 * MOST_COLUMNS + 6 and all(map(self.query, (AskField, AdapterList, Figures, KeyLine)))
+
+    def _title(self) -> Content:
+        compare, sampling = self._comparing.compare, self._control.sampling
+        warm = f"temperature {sampling.temperature:g}, the same noise for all: seed {sampling.seed}"
+        columns = self.query_one(Columns)
+        hidden = len(columns.sides) - len(columns.shown()) if columns.sides else 0
+        parts = [f"{len(compare.lanes)} columns" + (f", {hidden} more by Tab" if hidden else ""),
+                 warm if sampling.temperature > 0 else "greedy", "blind" if compare.blind else "",
+                 "" if columns.linked else "scrolling apart", self._comparing.prompt_text(self._control.system)]
+        asked = clean_line(f"  “{compare.run.asked}”", max(self.size.width // 2, 20)) if compare.run else ""
+        return Content.assemble((" COMPARE", "bold $accent"), (asked, "bold"), ("  " + " · ".join(filter(None, parts)), QUIET))
+
+    def _show_busy(self) -> None:
+        """What Esc does, in the footer."""
+        busy = self._control.state.comparing
+        if busy != self._busy:
+            self._busy, self._ended_at = busy, 0.0 if busy else monotonic()
+            self.refresh_bindings()
+        elif self._ended_at and monotonic() - self._ended_at > JUST_ENDED_S:
+            self._ended_at = 0.0
+            self.refresh_bindings()
+
+    @on(Columns.Changed)
+    @on(MixEditor.Changed)
+    async def _changed(self) -> None:
+        await self.show()
+
+    @on(TokenView.Moved)
+    async def _token_moved(self) -> None:
+        self.query_one(TokenView).show(self._comparing.compare.run)
+        await self.show()
+
+    # -- the prompt -----------------------------------------------------------------------------
+    @on(Prompt.Sent)
+    async def _sent(self, event: Prompt.Sent) -> None:
+        prompt = self.query_one(Prompt)
+        if event.text.startswith("/"):
+            done = self._command(event.text.strip())
+        else:
+            done = self._ask(event.text)
+        (prompt.taken if done else prompt.put_back)(event.text)
+        await self.show()
+
+    @on(Prompt.TooLong)
+    async def _too_long(self, event: Prompt.TooLong) -> None:
+        self._hint(f"not pasted: {size_text(event.size)} of text, a prompt holds {size_text(MAX_PROMPT)}")
+        await self.show()
+
+    def _ask(self, text: str) -> bool:
+        done = self._comparing.ask(text, self._control.system, self._control.sampling)
+        if done:
+            self._to_columns()
+        return done
+
+    def _command(self, line: str) -> bool:
+        try:
+            self._hint(run_command(self._control, line))
+        except ValueError as error:
+            self._hint(str(error))
+            return False
+        return True
+
+    def _hint(self, text: str) -> None:
+        self._comparing.compare.hint = text
+
+    async def action_again(self) -> None:
+        run = self._comparing.compare.run
+        if run is None:
+            self._hint("nothing was asked yet")
+        else:
+            if run.setup.sampling.temperature > 0 and self._control.sampling == run.setup.sampling and not self._control.state.comparing:
+                self._control.set_sampling(seed=changed(self._control.sampling).seed + 1)
+            self._ask(run.asked)
+        await self.show()
+
+    # -- keys of the columns --------------------------------------------------------------------
+    @on(Columns.Wanted)
+    async def _wanted(self, event: Columns.Wanted) -> None:
+        lane, run = self._lane(), self._comparing.compare.run
+        self._hint("")
+        if run and run.hidden:
+            self._hint("vote first: 1 left, 2 right, 3 a tie, 4 both bad; b shows the names without a vote")
+        elif event.what == "tokens":
+            self._open_tokens(run)
+        elif event.what == "export":
+            self._hint(export(run, self._control))
+        elif event.what == "last sweep":
+            self._open_sweep()
+        elif lane is not None:
+            self._of_lane(event.what, lane)
+        await self.show()
+
+    def _of_lane(self, what: str, lane: Lane) -> None:
+        compare, columns = self._comparing.compare, self.query_one(Columns)
+        if what == "mix":
+            self.query_one(MixEditor).edit(lane)
+            self._layout()
+        elif what == "add":
+            if added := self._comparing.add_lane(lane):
+                columns.focus_side(compare.lanes.index(added))
+                self.query_one(MixEditor).edit(added)
+                self._layout()
+        elif what == "remove":
+            self._comparing.remove_lane(lane)
+        elif what == "chat":
+            self._comparing.take_chats_mix(lane)
+        elif what == "history":
+            compare.after_chat = not compare.after_chat
+        elif what == "invocation":
+            self._toggle_invocation(lane)
+        elif what == "sweep":
+            self._ask_sweep(lane)
+
+    def _toggle_invocation(self, lane: Lane) -> None:
+        compare, adapters = self._comparing.compare, self._control.state.adapters
+        found = [adapters[use.name].invocation for use in lane.board.mix() if use.name in adapters and adapters[use.name].invocation]
+        if not compare.opening and not found:
+            self._hint(f"no aLoRA acts in column {lane.label}: nothing to invoke")
+        compare.opening = "" if compare.opening else found[0] if found else ""
+
+    def _ask_sweep(self, lane: Lane) -> None:
+        mix = lane.board.mix()
+        name = mix[0].name if mix else next(iter(self._control.state.adapters), "")
+        text = self.query_one(Prompt).text.strip() or self._last_asked()
+        if not text:
+            self._hint("type the prompt of the sweep first")
+            return
+
+        def take(wish: str) -> str | None:
+            problem = self._comparing.sweep(lane, wish, text, self._control.system, self._control.sampling)
+            if not problem:
+                self.call_after_refresh(self._open_sweep)
+            return problem or None
+
+        beside = "beside the rest of its mix" if len(mix) > 1 else "alone"
+        self.query_one(Ask).ask(f"sweep in column {lane.label}, {beside}: NAME START:END:STEP", f"{name} {SWEPT_SCALES}", take)
+
+    def _open_sweep(self) -> None:
+        if self._comparing.compare.sweep is None:
+            self._hint("no sweep was made yet: w makes one")
+        elif self.app.screen is self:
+            self.app.push_screen(SweepScreen(self._control))
+
+    def _open_tokens(self, run: Run | None) -> None:
+        if run is None or run.scored is None or not run.scored.tokens:
+            self._hint("there are no figures yet" if run is None or not run.score_failed else f"no figures: {run.score_failed}")
+            return
+        tokens, columns = self.query_one(TokenView), self.query_one(Columns)
+        label = columns.sides[columns.other].label
+        tokens.other = next((i for i, column in enumerate(run.setup.columns) if i and column.label == label), 1)
+        tokens.display, columns.display = True, False
+        self.set_focus(tokens)
+        self._layout()
+        self.call_after_refresh(tokens.show, run)
+
+    @on(TokenView.Closed)
+    async def action_close_view(self) -> None:
+        self._to_columns()
+        self.query_one(Columns).focus_side(self.query_one(Columns).current)
+        await self.show()
+
+    def _to_columns(self) -> None:
+        """The columns and the figures are seen again, not the tokens nor the mix."""
+        inside = isinstance(self.focused, TokenView | AdapterList)
+        self.query_one(TokenView).display = self.query_one(MixEditor).display = False
+        self.query_one(Columns).display = True
+        self._layout()
+        if inside:
+            self.query_one(Columns).focus_side(self.query_one(Columns).current)
+
+    def _layout(self) -> None:
+        self.query_one("#compare-figures").display = not self.query_one(MixEditor).display
+        self.set_class(self.query_one(TokenView).display, "-tokens")
+        self.refresh_bindings()
+
+    def _lane(self) -> Lane | None:
+        """The lane of the current column."""
+        columns = self.query_one(Columns)
+        return self._comparing.compare.lane(columns.sides[columns.current].label) if columns.sides else None
+
+    # -- keys of the screen ---------------------------------------------------------------------
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
+        """Esc stops, else closes what lies over the columns, else leaves; in a field it is the field's."""
+        if action in ("stop", "close_view", "back", "pane") and isinstance(self.focused, AskField):
+            return False
+        if action not in ("stop", "close_view", "back") or not self.is_mounted or not self.query(MixEditor):
+            return True
+        stops = self._control.state.comparing or monotonic() - self._ended_at < JUST_ENDED_S
+        over = self.query_one(TokenView).display or self.query_one(MixEditor).display
+        return {"stop": stops, "close_view": not stops and over}.get(action, not stops and not over)
+
+    def action_stop(self) -> None:
+        self._comparing.stop()
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+    action_leave = action_back
+
+    def action_pane(self, by: int) -> None:
+        """From the prompt to what has the keys above it, column by column, and back."""
+        over: list[Widget] = [widget for widget in (self.query_one(TokenView), self.query_one(MixEditor)) if widget.display]
+        prompt, columns = self.query_one(Prompt), self.query_one(Columns)
+        if over:
+            target = over[0] if isinstance(over[0], TokenView) else over[0].query_one(AdapterList)
+            self.set_focus(target if self.focused is prompt else prompt)
+            return
+        places = len(columns.sides)
+        here = columns.current if isinstance(self.focused, CompareColumn) else places
+        there = (here + by) % (places + 1)
+        if there == places:
+            self.set_focus(prompt)
+        else:
+            columns.focus_side(there)
+
+    def on_key(self, event: events.Key) -> None:
+        """What is typed before the prompt has the focus belongs to it."""
+        if self.focused is None and event.is_printable and event.character and self.query(Prompt):
+            event.stop()
+            event.prevent_default()
+            self.query_one(Prompt).insert(event.character)
+
+    def pane(self) -> str:
+        """The pane that has the focus, for F1."""
+        kinds = {TokenView: "tokens", AdapterList: "mix", CompareColumn: "columns", Prompt: "prompt"}
+        return next((name for kind, name in kinds.items() if isinstance(self.focused, kind)), "compare")
+
+    def action_target(self, pane: str) -> DOMNode | None:
+        """The node that carries out the actions of a pane; None for one that is not there now."""
+        if pane in ("mix", "tokens"):
+            widget = self.query_one(MixEditor if pane == "mix" else TokenView)
+            return widget if widget.display else None
+        return {"compare": self, "columns": self.query_one(Columns), "prompt": self.query_one(Prompt)}.get(pane, self.app)
+
+    def stop_here(self) -> bool:
+        """Ctrl+C stops what this screen shows; False when nothing runs."""
+        return self._comparing.stop()
+
+
+def export(run: Run | None, control: Control) -> str:
+    """Write a run to files of the current folder; their names, or why there are none."""
+    if run is None or run.active or run.scoring:
+        return "there is nothing to write yet" if run is None else "wait until all replies and figures are there"
+    try:
+        files = write_run(run, Path.cwd(), control.state.clock())
+    except OSError as error:
+        return f"nothing was written: {error.filename or Path.cwd()}: {error.strerror or error}"
+    return f"written: {files[0].name} and {files[1].name}, in {files[0].parent}"
