@@ -1,5 +1,5 @@
 # `make run` opens lora-bench, `make test` runs the whole test suite; both make .venv first if it is not there or not current.
-.PHONY: run test check cases fuzz-files fuzz clean
+.PHONY: run test check cases cases-terminal fuzz-files fuzz clean
 .ONESHELL:
 SHELL := /bin/sh
 .SHELLFLAGS := -ec
@@ -22,6 +22,11 @@ check: $(VENV)/.test
 cases: $(VENV)/.test
 	@[ -n "$(CASES)" ] || { echo "name the folder of the cases: make cases CASES=/path/to/cases" >&2; exit 2; }
 	exec $(PY) "$(CASES)/_tools/run_cases.py" "$(CASES)" --driver "$(CURDIR)/$(PY) $(CURDIR)/tests/case_driver.py" $(ARGS)
+
+# The terminal cases of a bank, which its judge leaves out.
+cases-terminal: $(VENV)/.test
+	@[ -n "$(CASES)" ] || { echo "name the folder of the cases: make cases-terminal CASES=/path/to/cases" >&2; exit 2; }
+	exec $(PY) tests/case_terminal.py "$(CASES)" $(ARGS)
 
 # The bank's own fuzzer: FILES are good files to break, ARGS say the rest (--base PATH, --as-adapter, --minutes N, --seed N).
 fuzz-files: $(VENV)/.test

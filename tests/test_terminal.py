@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from scripted_base import write_scripted_base
-from terminal import Terminal
+from terminal import BENCH, Terminal
 
-CTRL_C, CTRL_E, CTRL_Q, ENTER, TAB, SHIFT_TAB = "\x03", "\x05", "\x11", "\r", "\t", "\x1b[Z"
+CTRL_C, CTRL_E, CTRL_Q, CTRL_Z, ENTER, TAB, SHIFT_TAB = "\x03", "\x05", "\x11", "\x1a", "\r", "\t", "\x1b[Z"
 QUESTION = "What is the capital of France?"
 EVIL = ["Look: ", "\x1b]2;PWN", "ED\x07 and ", "\x1b]0;GOT", "CHA\x1b\\ and ", "\x1b[2J\x1b[1;1H",
         "[/nope] ", "[red]", "\x9b31m", "\u202eesrever", " end.\n"]
@@ -146,3 +147,56 @@ def test_a_terminal_that_only_prints_lines_is_told_so(open_terminal: Open) -> No
     terminal = open_terminal(TERM="dumb")
     assert terminal.wait_end() == 2
     assert "TERM=dumb" in terminal.text.replace("\n", "") and b"\x1b" not in terminal.raw
+
+
+def test_a_tiny_terminal_grows_and_wide_text_is_drawn_in_the_locale_c(tmp_path: Path, open_terminal: Open) -> None:
+    base = write_scripted_base(tmp_path, ["漢字 ", "naïve "])
+    terminal = open_terminal(str(base), columns=20, rows=5, LANG="C", LC_ALL="C", NO_COLOR="1")
+    terminal.wait_for("20×6")
+    terminal.type("hi")
+    for columns, rows in ((3, 2), (100, 30), (60, 8), (100, 30)):
+        terminal.resize(columns, rows)
+        terminal.pump(0.02)
+    terminal.wait_for(lambda text: "hi" in text and "engine idle" in text)
+    terminal.type(ENTER)
+    terminal.wait_for(lambda text: "漢" in text and "naïve" in text and "tok/s" in text)
+    terminal.type(CTRL_Q)
+    assert terminal.wait_end() == 0
+
+
+def test_suspended_it_leaves_the_shell_sane_and_comes_back(tmp_path: Path, open_terminal: Open) -> None:
+    base = write_scripted_base(tmp_path, ["Here I am", ", still."])
+    terminal = open_terminal(command=("bash", "--norc", "-i"), columns=100, rows=30, PS1="SHELL$ ")
+    terminal.wait_for("SHELL$")
+    terminal.type(shlex.join([*BENCH, str(base)]) + ENTER)
+    terminal.wait_for("engine idle")
+    terminal.type(CTRL_Z)
+    terminal.wait_for(lambda _: terminal.raw.endswith(b"SHELL$ "))
+    assert terminal.raw.rfind(b"\x1b[?1049l") > terminal.raw.rfind(b"\x1b[?1049h"), "the screen of before is back"
+    assert terminal.raw.rfind(b"\x1b[?25h") > terminal.raw.rfind(b"\x1b[?25l"), "the cursor is shown"
+    terminal.type("echo A$((20+3))B" + ENTER)
+    terminal.wait_for("A23B")
+    drawn = len(terminal.raw)
+    terminal.type("fg" + ENTER)
+    terminal.wait_for(lambda _: b"\x1b[?1049h" in terminal.raw[drawn:] and "Message" in terminal.text)
+    ask(terminal, "Still there?")
+    terminal.wait_for(lambda text: "Here I am, still." in text and "tok/s" in text)
+    terminal.type(CTRL_Q)
+    terminal.wait_for(lambda _: terminal.raw.endswith(b"SHELL$ "))
+
+
+def test_a_chat_survives_a_signal_and_goes_on(tmp_path: Path, open_terminal: Open) -> None:
+    base = write_scripted_base(tmp_path, ["Here I am", ", still."])
+    terminal = open_terminal(str(base), columns=100, rows=30)
+    terminal.wait_for("engine idle")
+    ask(terminal, "Who is there?")
+    terminal.wait_for(lambda text: "Here I am, still." in text and "tok/s" in text)
+    os.kill(terminal.pid, signal.SIGTERM)
+    assert terminal.wait_end() == 128 + signal.SIGTERM
+    again = open_terminal("--resume", columns=100, rows=30)
+    text = again.wait_for(lambda text: "engine idle" in text and "goes on" in text)
+    assert "Who is there?" in text and "Here I am, still." in text
+    ask(again, "And now?")
+    again.wait_for(lambda text: text.count("Here I am, still.") == 2)
+    again.type(CTRL_Q)
+    assert again.wait_end() == 0

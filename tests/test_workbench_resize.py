@@ -30,24 +30,20 @@ async def test_two_sizes_on_their_way_at_once_come_to_rest_at_that_of_the_termin
         assert BEFORE not in laid_out and len(laid_out) < 20
 
 
-@pytest.mark.parametrize("key", ["pageup", "pagedown", "home", "end", "up"])
-async def test_a_key_before_a_list_is_laid_out_ends_nothing(key: str) -> None:
+@pytest.mark.parametrize("key", ["pageup", "pagedown"])
+async def test_a_page_key_before_a_list_is_laid_out_ends_nothing(key: str) -> None:
     app = bench_app()
     async with running(app) as pilot:
         await pilot.press("ctrl+p")
-        await pilot.press("e")
-        await wait_until(pilot, lambda: app.screen.query_one(CommandList).option_count)
-        app.screen.query_one(CommandList).remove_class("--visible")
-        app.screen.query_one(CommandList).styles.display = "none"
+        commands = app.screen.query_one(CommandList)
+        commands.styles.display = "none"
         await pilot.pause()
-        assert not app.screen.query_one(CommandList).scrollable_content_region
+        await wait_until(pilot, lambda: not commands.scrollable_content_region)
+        commands.clear_options().add_options(["one", "two"])
         await pilot.press(key)
         assert isinstance(app.screen, Palette)
         await pilot.press("escape")
-        await pilot.press("ctrl+o")
-        models = app.screen.query_one("#models", OptionList)
-        models.add_option("one")
-        models.styles.display = "none"
-        await pilot.pause()
-        await app.run_action({"up": "cursor_up", "home": "first", "end": "last"}.get(key, key.replace("page", "page_")), models)
-        assert app.is_running
+        unseen = OptionList("one", "two")
+        unseen.styles.display = "none"
+        await app.screen.mount(unseen)
+        await app.run_action(key.replace("page", "page_"), unseen)

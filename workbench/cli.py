@@ -12,6 +12,7 @@ from .arguments import (
     AdapterArgument,
     UsageError,
     Within,
+    adapters_of,
     find_adapter,
     find_any,
     find_model,
@@ -34,9 +35,9 @@ from .options import (
     Slots,
     System,
     Weights,
+    question,
 )
 from .terminal import why_no_screen
-from .words import adapters_of, question
 
 
 def _version() -> str:
@@ -129,6 +130,14 @@ def check(
 
 
 @app.command
+def chats(*, json: Json = False) -> int:
+    """List the chats of earlier runs, the latest first."""
+    from .chats import report
+
+    return report(as_json=json)
+
+
+@app.command
 def inspect(
     path: Annotated[str, Parameter(help="A base model or an adapter: file, folder, or a sample adapter's name.")],
     /,
@@ -162,7 +171,8 @@ def doctor(*, json: Json = False) -> int:
     from .engine_tools import show
     from .terminal import terminal_facts
 
-    own = {"terminal": terminal_facts(), "files": {"settings": str(paths.settings_file()), "log": str(paths.log_file())}}
+    files = {"settings": paths.settings_file(), "chats": paths.chats_folder(), "log": paths.log_file()}
+    own = {"terminal": terminal_facts(), "files": {name: str(path) for name, path in files.items()}}
     return show("doctor", as_json=json, more=own)
 
 
