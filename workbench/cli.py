@@ -38,6 +38,7 @@ from .options import (
     question,
 )
 from .terminal import why_no_screen
+from .words import adapters_of, question
 
 
 def _version() -> str:
