@@ -12,7 +12,6 @@ from .arguments import (
     AdapterArgument,
     UsageError,
     Within,
-    adapters_of,
     find_adapter,
     find_any,
     find_model,
@@ -35,7 +34,6 @@ from .options import (
     Slots,
     System,
     Weights,
-    question,
 )
 from .terminal import why_no_screen
 from .words import adapters_of, question
