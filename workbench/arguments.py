@@ -68,6 +68,15 @@ def find_adapter(argument: AdapterArgument, option: str = "--lora ") -> AdapterA
                      f"the samples are {', '.join(samples)}")
 
 
+def adapters_of(texts: tuple[str, ...], option: str = "--lora") -> tuple[AdapterArgument, ...]:
+    """The adapters of one mix, each once. Raises UsageError."""
+    adapters = tuple(find_adapter(parse_adapter(text, option), f"{option} ") for text in texts)
+    names = [adapter.name for adapter in adapters if adapter.name]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"{option}: two adapters are called {doubled}; give one another name: NAME=PATH")
+    return adapters
+
+
 def find_model(text: str, default: str = "or no model for the default one") -> str:
     """A model's path that exists. Raises UsageError otherwise, which ends with how the default model is had."""
     if path := _there(text):

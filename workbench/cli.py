@@ -12,6 +12,7 @@ from .arguments import (
     AdapterArgument,
     UsageError,
     Within,
+    adapters_of,
     find_adapter,
     find_any,
     find_model,
@@ -34,9 +35,9 @@ from .options import (
     Slots,
     System,
     Weights,
+    question,
 )
 from .terminal import why_no_screen
-from .words import adapters_of, question
 
 
 def _version() -> str:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from .arguments import AdapterArgument, UsageError, unescape
-from .options import DEFAULT_DRAWING, DEFAULT_LOADING, Drawing, Json, Loading, Model, Opening, Question, System, Words
+from .arguments import AdapterArgument, UsageError, adapters_of, unescape
+from .options import DEFAULT_DRAWING, DEFAULT_LOADING, Drawing, Json, Loading, Model, Opening, Question, System, Words, question
 from .scales import parse_scales
-from .words import adapters_of, question
 
 if TYPE_CHECKING:
     from .comparing import Asked

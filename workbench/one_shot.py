@@ -8,9 +8,9 @@ import msgspec
 from ..engine import protocol as p
 from . import exit_codes, output
 from .arguments import AdapterArgument
+from .engine_run import EngineRun, engine_run
 from .exit_codes import Failed
 from .mixboard import mix_text, scale_text
-from .session import Session, engine_session
 
 REQUEST = 1
 
@@ -38,47 +38,47 @@ def ask(question: Question) -> int:
 
     Raises Failed when the reply cannot be had. KeyboardInterrupt and BrokenPipeError pass through with the engine ended.
     """
-    with engine_session() as session:
-        return _Conversation(question, session).run()
+    with engine_run() as engine:
+        return _Conversation(question, engine).run()
 
 
 class _Conversation:
-    def __init__(self, question: Question, session: Session) -> None:
-        self._question, self._session = question, session
+    def __init__(self, question: Question, engine: EngineRun) -> None:
+        self._question, self._engine = question, engine
         self._reply = _Reply()
 
     def run(self) -> int:
-        model = self._session.load_model(self._question.load)
+        model = self._engine.load_model(self._question.load)
         for argument in self._question.adapters:
             self._load_adapter(argument)
         finished = self._generate()
-        self._session.progress.clear()
+        self._engine.progress.clear()
         self._report(model, finished)
         return exit_codes.OK
 
     def _load_adapter(self, argument: AdapterArgument) -> None:
-        info = self._session.load_adapter(argument)
+        info = self._engine.load_adapter(argument)
         self._reply.adapters.append(info)
         self._reply.mix.append(p.AdapterUse(info.name, argument.scale))
         if self._question.stats:
-            self._session.progress.clear()
+            self._engine.progress.clear()
             output.narrate(_adapter_line(info, argument.scale))
 
     def _generate(self) -> p.RequestFinished:
-        question, session = self._question, self._session
-        session.progress.show("reading the question")
-        session.send(p.Generate(REQUEST, question.prompt, tuple(self._reply.mix), question.sampling))
-        for event in session.events():
+        question, engine = self._question, self._engine
+        engine.progress.show("reading the question")
+        engine.send(p.Generate(REQUEST, question.prompt, tuple(self._reply.mix), question.sampling))
+        for event in engine.events():
             match event:
                 case p.RequestQueued():
-                    session.warn(f"waiting: {event.because}")
+                    engine.warn(f"waiting: {event.because}")
                 case p.RequestStarted():
                     self._reply.activations = event.activations
                     self._say_activations()
                 case p.TextDelta():
                     self._reply.text.append(event.text)
                     if not question.json:
-                        session.progress.clear()
+                        engine.progress.clear()
                         output.write(event.text)
                 case p.RequestFailed():
                     raise Failed(event.message, exit_codes.OUT_OF_MEMORY if event.out_of_memory else exit_codes.ENGINE_ERROR)
@@ -88,10 +88,10 @@ class _Conversation:
 
     def _say_activations(self) -> None:
         """An aLoRA that is off is a warning; one that acts is a figure."""
-        self._session.warn_of_silent(self._reply.activations, self._reply.adapters, "this reply")
+        self._engine.warn_of_silent(self._reply.activations, self._reply.adapters, "this reply")
         for activation in self._reply.activations:
             if activation.found and self._question.stats:
-                self._session.progress.clear()
+                self._engine.progress.clear()
                 output.narrate(f"{activation.adapter}: acts from prompt token {activation.start}: {activation.detail}")
 
     def _report(self, model: p.ModelInfo, finished: p.RequestFinished) -> None:
@@ -105,7 +105,7 @@ class _Conversation:
             output.write("\n")
         if finished.reason in ("length", "context"):
             limit = "--max-tokens" if finished.reason == "length" else "--context"
-            self._session.warn(f"the reply was cut at {finished.stats.new_tokens} tokens by {limit}")
+            self._engine.warn(f"the reply was cut at {finished.stats.new_tokens} tokens by {limit}")
         if self._question.stats:
             output.narrate(_stats_line(model, finished.stats, reply.mix, self._question.sampling))
 

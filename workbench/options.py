@@ -1,6 +1,7 @@
 """Options that several commands of the command line share."""
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -79,3 +80,15 @@ class Loading:
 
 
 DEFAULT_LOADING = Loading()
+
+
+def question(words: str | None) -> str:
+    """The text of -p, or standard input. Raises UsageError when there is none."""
+    if words in (None, "-") and not (words is None and sys.stdin.isatty()):
+        try:
+            words = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"standard input is not text in {error.encoding}: {error.reason} at byte {error.start}") from error
+    if not (words or "").strip():
+        raise UsageError('there is nothing to ask: give -p "...", or pipe the question into standard input')
+    return words

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import os
 
 import msgspec
 
@@ -20,15 +20,16 @@ def read_prompts(path: str, system: str | None, opening: str) -> tuple[Prompt, .
 
     Raises UsageError that names the file and the line.
     """
-    file = Path(path).expanduser()
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; split it")
-        lines = file.read_text("utf-8").split("\n")
+        with open(os.path.expanduser(path), "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        lines = content.decode("utf-8").split("\n")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}; give a file of JSON lines") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: is not text in UTF-8: {error.reason} at byte {error.start}") from error
+    if len(content) > MAX_BYTES:
+        raise UsageError(f"{path}: is larger than {MAX_BYTES >> 20} MiB; split it")
     prompts = tuple(_prompt(path, number, line, system, opening) for number, line in enumerate(lines, 1) if line.strip())
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise UsageError(f"{path}: holds {len(prompts):,} prompts; 1 to {MAX_PROMPTS:,} are expected, one a line")

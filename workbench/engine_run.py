@@ -15,7 +15,7 @@ from .text import clean_line
 
 
 @contextmanager
-def engine_session() -> Iterator[Session]:
+def engine_run() -> Iterator[EngineRun]:
     """An engine process that ends with the block. Raises Failed when there can be none."""
     events: queue.SimpleQueue[p.Event] = queue.SimpleQueue()
     backend = LocalBackend(events.put)
@@ -24,16 +24,16 @@ def engine_session() -> Iterator[Session]:
             backend.start()
         except OSError as error:
             raise Failed(f"the engine process cannot be started: {error}", exit_codes.ENGINE_ERROR) from error
-        session = Session(backend, events)
+        run = EngineRun(backend, events)
         try:
-            yield session
+            yield run
         finally:
-            session.progress.clear()
+            run.progress.clear()
     finally:
         backend.stop()
 
 
-class Session:
+class EngineRun:
     def __init__(self, backend: LocalBackend, events: queue.SimpleQueue[p.Event]) -> None:
         self._backend, self._queue = backend, events
         self.progress = output.ProgressLine()
