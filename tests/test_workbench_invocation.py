@@ -108,6 +108,19 @@ async def test_an_invocation_that_cannot_be_one_and_a_dead_engine_are_said() -> 
         assert "the engine is gone: Ctrl+E" in words(app)
 
 
+@pytest.mark.parametrize("found", [True, False])
+async def test_what_the_engine_says_of_tokens_acts_on_no_terminal(found: bool) -> None:
+    evil = "\x1b]2;PWNED\x1b\\ \x9b2J \u202egnp\r\x08 [bold]x[/] \n"
+    app = bench_app()
+    app.engine._do_Tokenize = lambda command: app.engine.emit(p.Tokenized(command.ask_id, (1, 2), (evil, evil), found, 3, evil))
+    async with running(app) as pilot:
+        await open_field(pilot, "hello")
+        await wait_until(pilot, lambda: app.state.tokenized)
+        await settled(pilot)
+        assert not [char for char in screen_text(app).replace("\n", "") if unicodedata.category(char) in ("Cc", "Cs") or char == "\u202e"]
+        assert "[bold]x[/]" in words(app)
+
+
 async def test_after_a_restart_invocations_are_set_as_they_were() -> None:
     app = bench_app()
     async with running(app) as pilot:

@@ -60,7 +60,7 @@ def _meter(version: Version) -> str:
                  *_memory(version), "greedy" if version.sampling.temperature == 0 else f"seed {stats.seed}",
                  mix_text(version.mix_now, version.marks)]
     if version.reason in _REASONS:
-        parts.append(_REASONS[version.reason])
+        parts.append((version.reason == "context" and version.note) or _REASONS[version.reason])
     return " · ".join(parts) or version.note
 
 

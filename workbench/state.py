@@ -386,6 +386,9 @@ class BenchState:
         if version := self.version(event.request_id):
             version.phase, version.reason, version.stats = "done", event.reason, event.stats
             version.tokens = event.stats.new_tokens
+            if event.reason == "context" and self.model and version.prompt_tokens + version.tokens < self.model.context - 1:
+                kv = self.snapshot.kv
+                version.note = f"KV memory is full: it holds {kv.blocks * kv.block_tokens:,} tokens (Ctrl+N starts anew)"
 
     def _on_RequestFailed(self, event: p.RequestFailed) -> None:
         if version := self.version(event.request_id):

@@ -37,6 +37,7 @@ class InvocationEditor(Ask):
         self._in_reply = False
         self._timer: Timer | None = None
         self._asked_for = ""
+        self._shown: tuple[Content, ...] = ()
 
     def compose(self) -> ComposeResult:
         yield from super().compose()
@@ -57,12 +58,13 @@ class InvocationEditor(Ask):
 
     def show(self) -> None:
         """Bring the lines to the engine's latest answer."""
-        if self.display:
-            tokens, found = self._lines()
-            self.query_one(".tokens", Static).update(tokens)
-            self.query_one(".found", Static).update(found)
-            box = "x" if self._in_reply else " "
-            self.query_one(".switch", Static).update(Content(f"^t [{box}] also where it is generated"))
+        if not self.display:
+            return
+        lines = (*self._lines(), Content(f"^t [{'x' if self._in_reply else ' '}] also where it is generated"))
+        if lines != self._shown:
+            self._shown = lines
+            for name, line in zip(("tokens", "found", "switch"), lines, strict=True):
+                self.query_one(f".{name}", Static).update(line)
 
     def switch_in_reply(self) -> None:
         """Whether it also begins to act where the model itself writes the invocation."""
