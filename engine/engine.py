@@ -11,14 +11,15 @@ import psutil
 from torch import Tensor
 
 from .adapter_read import ReadAdapter
-from .chat import check_length, prompt_ids
 from .checks import Checks
 from .failures import out_of_memory, sentence
 from .group import Group
+from .live_mix import changed_history, compute_again, give_history, token_mix
 from .loaded import LoadedModel, load_model
 from .look import look
-from .mix import Awaited, MixError, TokenMix, activation_at, check_mix, resolve_mix
+from .mix import Awaited, TokenMix, activation_at, check_mix
 from .mix_history import MixHistory
+from .new_request import asked_request, new_request
 from .protocol import (
     AdapterInfo,
     CheckpointAppeared,
@@ -42,13 +43,10 @@ from .protocol import (
     TextDelta,
     requests_text,
 )
-from .request import Reason, Request, check_sampling
+from .request import Reason, Request
 from .scheduler import GroupRefused, Scheduler
 from .scores import Scores
 from .slot_pool import SlotsBusy
-from .stop_text import StopText
-from .tokenizer import TextStream
-from .vocabulary import Vocabulary
 from .watch import Look, Watched
 
 
@@ -126,7 +124,7 @@ class Engine:
                 request.history = request.history.renamed(name, swap.kept_as)
         for request in [request for request in model.scheduler.waiting if not request.started and _names(request.mix, name)]:
             with self._failing(lambda message, memory, request=request: self._fail(request, message, memory)):
-                self._swap_mix(request, MixHistory.of(self._token_mix(request.mix.mix, request)))
+                give_history(model, request, MixHistory.of(token_mix(model, request.mix.mix, request)))
         if any(use.name == name for use in self._mix):
             with self._failing(lambda message, _: self._emit(CommandFailed(
                     f"adapter {name!r} was reloaded, but has no slot for the mix that is set: {message}"))):
@@ -171,12 +169,7 @@ class Engine:
         for one in command.requests:
             if one.request_id in self._requests or any(request.id == one.request_id for request in requests):
                 raise DuplicateRequest(f"request {one.request_id} is running already; give every request its own number")
-            check_sampling(one.sampling)
-            check_length(one.prompt, model.config.context)
-            check_mix(one.mix, model.store.infos)
-            tokenizer = model.store.vocabulary(one.mix, one.request_id).tokenizer
-            ids, _ = prompt_ids(tokenizer, model.base.chat_template, one.prompt)
-            requests.append(self.make_request(one.request_id, list(ids), one.mix, one.sampling))
+            requests.append(asked_request(model, one))
         if not requests:
             raise ValueError("no request was given to run together with others; give one or more")
         model.scheduler.check_fits(requests)
@@ -200,9 +193,9 @@ class Engine:
 
         Raises ValueError and changes nothing when refused.
         """
-        store = self.model.store
-        check_mix(mix, store.infos)
-        store.vocabulary(mix, None)
+        model = self.model
+        check_mix(mix, model.store.infos)
+        model.store.vocabulary(mix, None)
         requests = [self._requests[i] for i in request_ids if i in self._requests] if change != "finish" else []
         changed = [request for request in requests if request.mix.mix != mix]
         if mix == self._mix and not changed:
@@ -211,27 +204,17 @@ class Engine:
         done: list[tuple[Request, MixHistory]] = []
         try:
             for request in changed:
-                before, after = request.history, self._token_mix(mix, request)
-                whole = change == "recompute" or not request.started
-                self._swap_mix(request, MixHistory.of(after) if whole else before.spliced(request.shown, after))
+                before = request.history
+                give_history(model, request, changed_history(request, token_mix(model, mix, request), change == "recompute"))
                 done.append((request, before))
         except Exception:
             for request, before in reversed(done):
                 self._swap_back(request, before)
             raise
         self._mix = mix
-        recomputed = {request.id: tokens for request in changed if change == "recompute" and (tokens := self._compute_again(request))}
+        recomputed = {request.id: tokens for request in changed if change == "recompute" and (tokens := compute_again(model, request))}
         activations = {request.id: request.mix.activations for request in changed if request.mix.activations}
         self._emit(MixSet(mix, {request.id: request.new_tokens for request in requests}, activations, recomputed))
-
-    def _compute_again(self, request: Request) -> int:
-        """Keep of what is stored of a running request what its history now says; the number of tokens that are computed again."""
-        if request.table is None:
-            return 0
-        stored = request.stored
-        request.end()
-        request.begin(self.model.memory)
-        return max(stored - request.stored, 0)
 
     def drop_requests(self, message: str, out_of_memory: bool = False) -> None:
         """Fail every request, running or waiting."""
@@ -286,29 +269,7 @@ class Engine:
 
     def make_request(self, request_id: int, ids: list[int], mix: Mix, sampling: Sampling) -> Request:
         """A request of this model, not queued. Raises ValueError when it could never run."""
-        model = self.model
-        context = model.config.context
-        if not ids:
-            raise ValueError("the prompt is empty; a reply needs at least one token to follow")
-        if len(ids) >= context:
-            raise ValueError(f"the prompt is {len(ids)} tokens long, too long for the context of {context} tokens with room for a reply; "
-                             "shorten it or load the model with a larger context")
-        check_mix(mix, model.store.infos)
-        vocabulary = model.store.vocabulary(mix, request_id)
-        outside = next((i for i in ids if not 0 <= i < vocabulary.rows), None)
-        if outside is not None:
-            raise ValueError(f"token id {outside} is not in the vocabulary of {vocabulary.rows} tokens")
-        history = MixHistory.of(resolve_mix(mix, ids, model.store.infos_for(request_id), model.store.text))
-        return Request(
-            request_id, ids, len(ids), history, sampling, min(len(ids) + sampling.max_tokens, context),
-            context, self._end_tokens(vocabulary), TextStream(vocabulary.tokenizer), StopText(sampling.stop), vocabulary)
-
-    def _end_tokens(self, vocabulary: Vocabulary) -> frozenset[int]:
-        return frozenset((*self.model.base.end_tokens, *vocabulary.end_tokens))
-
-    def _token_mix(self, mix: Mix, request: Request) -> TokenMix:
-        store, end = self.model.store, request.prompt_tokens
-        return resolve_mix(mix, request.ids[:end], store.infos_for(request.id), store.text, request.ids[end:])
+        return new_request(self.model, request_id, ids, mix, sampling)
 
     def _admit(self, model: LoadedModel) -> None:
         while model.scheduler.queue:
@@ -353,26 +314,10 @@ class Engine:
         with contextlib.suppress(SlotsBusy):
             self.model.store.acquire([use.name for use in mix if use.scale != 0], None, "the mix that was set")
 
-    def _swap_mix(self, request: Request, history: MixHistory) -> None:
-        """Raises ValueError when a running request cannot have the slots of `history`, or its words; it keeps what it had then."""
-        mix = history.mix
-        vocabulary = self.model.store.vocabulary(mix.mix, request.id)
-        lost = vocabulary.lost(request.ids, request.vocabulary)
-        if lost is not None:
-            raise MixError(f"request {request.id} holds the token {lost}, {request.vocabulary.tokenizer.token_text([lost])[0]!r}, that "
-                           "only an adapter of its old mix has; keep that adapter in the mix until the reply ends")
-        if request.started:
-            names = mix.names if request.table is None or request.pending == 1 else history.names
-            self.model.store.acquire(names, request.id, f"request {request.id}, whose mix was changed")
-        else:
-            self.model.store.expect(request.id, mix.names)
-        request.history, request.vocabulary, request.end_tokens = history, vocabulary, self._end_tokens(vocabulary)
-        request.text.tokenizer = vocabulary.tokenizer
-
     def _swap_back(self, request: Request, before: MixHistory) -> None:
         """After a refusal: what `request` had. When its adapters are gone meanwhile, the request fails, in words."""
         try:
-            self._swap_mix(request, before)
+            give_history(self.model, request, before)
         except Exception as error:
             self._fail(request, f"its mix was changed, that was refused, and its own cannot be had any more: {sentence(error)}",
                        out_of_memory(error))
@@ -412,8 +357,8 @@ class Engine:
         self._emit(RequestFailed(request.id, message, out_of_memory))
 
     def _forget(self, request: Request, keep: bool = True) -> None:
-        self.model.store.release(request.id)
         self.model.scheduler.remove(request, keep)
+        self.model.store.release(request.id)
         del self._requests[request.id]
 
     # -- what is ---------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ class Request:
         return len(self.ids) - self.stored
 
     @property
-    def shown(self) -> int:
+    def settled(self) -> int:
         """Tokens whose successors are known, or stored: what they were computed with is settled."""
         return max(self.stored, len(self.ids) - 1) if self.new_tokens else self.stored
 
