@@ -143,7 +143,8 @@ async def test_a_reply_shows_where_the_invocation_stands_and_what_of_the_base_wa
         app.engine.emit(p.RequestStarted(number, 312, (activation,), p.CacheUse(312, 288, 18, base_tokens=288, miss="new tokens")),
                         p.TextDelta(number, "Yes.", 1), p.RequestFinished(number, "stop", stats(1)))
         await settled(pilot)
-        assert "certainty acts from token 288, 288 base tokens reused of 288 before it: …<|im_start|>user⏎Well, ‹is│ that› right?" in words(app, ".meter")
+        said = words(app, ".meter")
+        assert "certainty acts from token 288, 288 base tokens reused of 288 before it: …<|im_start|>user⏎Well, ‹is│ that› right?" in said
         assert words(app, ".asked") == "Well, ⚑‹is│ that› right?", "it is marked in what was asked, token by token"
 
 

@@ -8,7 +8,8 @@ from textual import events
 from textual.app import ComposeResult
 from textual.widgets import Footer
 
-SPARED = ("type_scale", "engine", "bypass", "newline", "solo", "regenerate", "again", "want('add')", "want('export')")
+SPARED = ("type_scale", "engine", "bypass", "newline", "solo", "regenerate", "again", "want('add')", "want('export')",
+          "compare")
 """actions whose keys leave first, in this order; F1 and the palette have all of them"""
 
 
