@@ -161,9 +161,10 @@ class FakeEngine:
         self.emit(p.RequestFinished(number, "stop", stats(len(pieces))), self.snapshot())
 
     def _do_GenerateTogether(self, command: p.GenerateTogether) -> None:
-        """A reply for each row, a token of all of them in every step; rows without a reply wait."""
-        texts = [self.replies.popleft() for _ in command.requests if self.replies]
-        rows = list(zip((request.request_id for request in command.requests), texts, strict=False))
+        """A reply for each row, a token of all of them in every step; without replies for all of them they wait."""
+        if len(self.replies) < len(command.requests):
+            return
+        rows = [(request.request_id, self.replies.popleft()) for request in command.requests]
         for number, _ in rows:
             self.emit(p.RequestStarted(number, 31, cache=p.CacheUse(31, 16, 1, base_tokens=16)))
         pieces = {number: tokens_of(text) for number, text in rows}

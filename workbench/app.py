@@ -189,11 +189,12 @@ class BenchApp(App[None]):
         self.open_load_screen()
 
     def action_help(self) -> None:
-        from .screens.help import HelpScreen
+        from .screens.help import MAIN_PANES, HelpScreen
 
         top = self.screen
         if not isinstance(top, HelpScreen):
-            self.push_screen(HelpScreen(top.pane() if hasattr(top, "pane") else getattr(top, "PALETTE_PANES", ("app",))[0]))
+            pane = top.pane() if hasattr(top, "pane") else getattr(top, "PALETTE_PANES", ("app",))[0]
+            self.push_screen(HelpScreen(pane, getattr(top, "HELP_PANES", MAIN_PANES)))
 
     def action_interrupt(self) -> None:
         """Ctrl+C copies a selection; without one it stops what runs, and never leaves."""

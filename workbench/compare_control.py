@@ -30,7 +30,8 @@ class CompareControl:
     def open(self) -> None:
         """Two columns at first: A has the mix of the chat, B is the base."""
         if not self.compare.lanes:
-            self.compare.lanes = [Lane("A", self._board_of_chat()), Lane("B", self._board(lambda name: Setting()))]
+            off = self._board(lambda name: Setting(scale=self.state.board[name].scale))
+            self.compare.lanes = [Lane("A", self._board_of_chat()), Lane("B", off)]
         self.match_boards()
 
     def match_boards(self) -> None:

@@ -122,6 +122,8 @@ class CompareState:
     opening: str = ""
     """an invocation that the prompt ends with, in place of the template's"""
     hint: str = ""
+    draft: str = ""
+    """what stood in the prompt when the screen was left"""
 
     @property
     def runs(self) -> list[Run]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import exp
+from math import exp, isfinite
 
 from msgspec import structs
 from rich.cells import set_cell_size
@@ -95,7 +95,8 @@ def run_lines(run: Run, width: int, other: int | None = None) -> list[Content]:
         first = setup.columns[0].label
         for column, scored in list(zip(setup.columns, round.scored.rows, strict=False))[1:]:
             name = f"KL({first}‖{column.label}) by token "
-            lines.append(Content.assemble(name, (sparkline(folded(scored.kl, width - len(name)), width - len(name)), "$accent")))
+            kl = [one if isfinite(one) else 0.0 for one in scored.kl]
+            lines.append(Content.assemble(name, (sparkline(folded(kl, width - len(name)), width - len(name)), "$accent")))
         lines += [Content.assemble((f"! {clean_line(note, 300)}", "$text-warning")) for note in run.scored.notes]
     elif run.score_failed:
         lines.append(Content.assemble((f"✗ no figures: {clean_line(run.score_failed, 400)}", "$text-error")))

@@ -173,7 +173,8 @@ KEYS: dict[str, tuple[Key, ...]] = {
     "sweep": (
         Key("f1", "app.help", "Help", "What the keys and the words of this screen mean", footer=True),
         Key("escape", "stop", "Stop", "Stop the replies; what was said is kept", footer=True, priority=True),
-        Key("escape,W", "back", "Back", "Back to the comparison", footer=True, priority=True),
+        Key("escape", "back", "Back", "Back to the comparison", footer=True, priority=True),
+        Key("W", "leave", "Compare", "Back to the comparison; the replies go on"),
         Key("up", "scale(-1)", "Scale", "The scale below", footer=True, display="↑↓"),
         Key("down,j", "scale(1)", "Next scale", "The scale above"),
         Key("pageup", "scroll(-1)", "Page up", "Scroll the reply up"),

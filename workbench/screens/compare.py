@@ -23,7 +23,7 @@ from ..control import MAX_PROMPT, Control
 from ..header import header_line
 from ..keys import bindings
 from ..panels.engine import Panel
-from ..text import clean_line, size_text
+from ..text import clean, clean_line, size_text
 from ..transcript import Turn
 from ..widgets.adapter_list import AdapterList
 from ..widgets.ask import Ask, AskField
@@ -68,7 +68,7 @@ class CompareScreen(SteadySize, Screen):
     BINDINGS = bindings("compare")
     CSS_PATH = "../compare.tcss"
     AUTO_FOCUS = "#prompt"
-    PALETTE_PANES = ("compare", "columns", "mix", "tokens", "prompt", "app")
+    PALETTE_PANES = HELP_PANES = ("compare", "columns", "mix", "tokens", "prompt", "app")
     HORIZONTAL_BREAKPOINTS = [(0, "-nano"), (20, "-narrow"), (110, "-wide")]
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (10, "-low"), (32, "-tall")]
 
@@ -84,7 +84,7 @@ class CompareScreen(SteadySize, Screen):
         yield Static("terminal too small to compare: at least 20×10", id="too-small", markup=False)
         yield Static("", id="header", markup=False)
         yield Static("", id="compare-title", markup=False)
-        yield Columns(self._control)
+        yield Columns(self._control, self._want)
         yield TokenView()
         yield MixEditor(self._control)
         with VerticalScroll(id="compare-figures", can_focus=False):
@@ -95,9 +95,12 @@ class CompareScreen(SteadySize, Screen):
         yield KeyLine()
 
     def on_mount(self) -> None:
-        if not self._comparing.compare.run and (asked := self._last_asked()):
-            self.query_one(Prompt).put_back(asked)
-            self.query_one(Prompt).select_all()
+        compare, prompt = self._comparing.compare, self.query_one(Prompt)
+        if compare.draft:
+            prompt.put_back(clean(compare.draft))
+        elif not compare.run and (asked := self._last_asked()):
+            prompt.put_back(clean(asked))
+            prompt.select_all()
 
     def _last_asked(self) -> str:
         """The last question of the chat: the likeliest to be compared."""
@@ -213,21 +216,19 @@ class CompareScreen(SteadySize, Screen):
         await self.show()
 
     # -- keys of the columns --------------------------------------------------------------------
-    @on(Columns.Wanted)
-    async def _wanted(self, event: Columns.Wanted) -> None:
+    def _want(self, what: str) -> None:
         lane, run = self._lane(), self._comparing.compare.run
         self._hint("")
         if run and run.hidden:
             self._hint("vote first: 1 left, 2 right, 3 a tie, 4 both bad; b shows the names without a vote")
-        elif event.what == "tokens":
+        elif what == "tokens":
             self._open_tokens(run)
-        elif event.what == "export":
+        elif what == "export":
             self._hint(export(run, self._control))
-        elif event.what == "last sweep":
+        elif what == "last sweep":
             self._open_sweep()
         elif lane is not None:
-            self._of_lane(event.what, lane)
-        await self.show()
+            self._of_lane(what, lane)
 
     def _of_lane(self, what: str, lane: Lane) -> None:
         compare, columns = self._comparing.compare, self.query_one(Columns)
@@ -241,6 +242,7 @@ class CompareScreen(SteadySize, Screen):
                 self._layout()
         elif what == "remove":
             self._comparing.remove_lane(lane)
+            columns.show()  # at once: the next key is for a column that is still there
         elif what == "chat":
             self._comparing.take_chats_mix(lane)
         elif what == "history":
@@ -332,6 +334,7 @@ class CompareScreen(SteadySize, Screen):
         self._comparing.stop()
 
     def action_back(self) -> None:
+        self._comparing.compare.draft = self.query_one(Prompt).text
         self.dismiss()
 
     action_leave = action_back

@@ -1,6 +1,8 @@
 """F1: the keys of the focused pane, then those that work everywhere."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, VerticalScroll
@@ -11,6 +13,7 @@ from textual.widgets import Static
 from ..keys import PANE_TITLES, help_lines
 from .steady import SteadySize
 
+MAIN_PANES = ("bench", "app", "prompt", "adapters", "reply")
 WORDS = (
     ("mix", "The adapters that act, each with its scale: 1 as trained, 0 off, negative pushes the other way"),
     ("G0, G1, ...", "Slots: places on the device. An adapter must lie in one to act; the one unused longest makes room"),
@@ -19,6 +22,8 @@ WORDS = (
     ("▪  S  !", "In the list: pinned; solo; there is a note on it in the details"),
     ("‖ΔW‖", "How far the adapter moves the weights of each layer, first to last"),
     ("KL", "How differently the base and the adapter would go on, in nats a token: 0 is alike, 1 is far apart"),
+    ("KL(A‖B)", "On the compare screen: how differently the mixes of A and B would go on, before each token of A's reply"),
+    ("[40–89%]", "Wilson's interval: where the share of wins lies with 95 % confidence; ties and both bad are left out"),
     ("KV, blocks", "Memory for keys and values, 16 tokens a block. Each is known by its tokens and by what acted on them"),
     ("prefix, hit", "Tokens of a prompt whose keys and values were there already; behind it stands why not more"),
     ("AAABB·cc", "The map of KV memory, a letter a mix: upper case a reply holds it, reversed several do, lower case kept for later"),
@@ -35,9 +40,9 @@ class HelpScreen(SteadySize, ModalScreen[None]):
 
     BINDINGS = [Binding("escape,f1,q", "close", "Close", id="help.close", tooltip="Close the help")]
 
-    def __init__(self, pane: str) -> None:
+    def __init__(self, pane: str, others: Sequence[str] = MAIN_PANES) -> None:
         super().__init__()
-        self._panes = [pane, *(other for other in ("bench", "app", "prompt", "adapters", "reply") if other != pane)]
+        self._panes = [pane, *(other for other in others if other != pane)]
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help"):

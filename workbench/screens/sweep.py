@@ -67,7 +67,7 @@ class SweepPanel(Panel):
     def _line(self, row: Row, far: Distance | None, here: bool) -> Content:
         figures = f"KL {nats(far.mean_kl):>6}  same {far.same:4.0%}  " if far else ""
         bar = set_cell_size(hbar(far.mean_kl / self._top, BAR), BAR + 1) if far and self._top > 0 and isfinite(far.mean_kl) else ""
-        text = clean_line(row.note if row.phase in ("failed", "lost") else row.text.strip(), 400) or "…"
+        text = clean_line(row.note if row.phase in ("failed", "lost") else row.text.strip(), 400) or ("…" if row.active else "(nothing)")
         return Content.assemble((f"{'▸' if here else ' '} ×{row.column.label:<6} {figures}{bar}{text}", "bold" if here else ""))
 
 
@@ -76,7 +76,7 @@ class SweepScreen(SteadySize, Screen):
 
     BINDINGS = bindings("sweep")
     CSS_PATH = "../compare.tcss"
-    PALETTE_PANES = ("sweep", "app")
+    PALETTE_PANES = HELP_PANES = ("sweep", "app")
 
     def __init__(self, control: Control) -> None:
         super().__init__(id="sweep-screen")
@@ -155,6 +155,8 @@ class SweepScreen(SteadySize, Screen):
 
     def action_back(self) -> None:
         self.dismiss()
+
+    action_leave = action_back
 
     def action_target(self, pane: str) -> DOMNode:
         return self if pane == "sweep" else self.app

@@ -1,7 +1,7 @@
 """The columns of the compare screen: texts side by side, what differs marked, scrolled together."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from textual import events, on
@@ -130,16 +130,10 @@ class Columns(Horizontal):
     class Changed(Message):
         """Something of a comparison changed: show it now."""
 
-    class Wanted(Message):
-        """The screen is asked for something that is more than a column."""
-
-        def __init__(self, what: str) -> None:
-            super().__init__()
-            self.what = what
-
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, want: Callable[[str], None]) -> None:
+        """`want` is called, at the key, with what is more than a column's to do: the next key may be for what it opens."""
         super().__init__(id="compare-columns")
-        self._control = control
+        self._control, self._want = control, want
         self._sides: list[Side] = []
         self.current = 0
         """place of the column that keys act on"""
@@ -187,6 +181,9 @@ class Columns(Horizontal):
                 here = self._at if place in (0, self.other) else -1
                 if column.show(self._sides[place], marked_text(self._sides[place].text, spans, here)):
                     self.call_after_refresh(self._follow, column)
+        focused = self.screen.focused
+        if isinstance(focused, CompareColumn) and focused.place not in shown:
+            self.screen.set_focus(self.column(self.current))
 
     def _differences(self) -> dict[int, Sequence[Change]]:
         """By place, where its text and the first one differ; a text that is still written and long is not looked at yet."""
@@ -266,7 +263,8 @@ class Columns(Horizontal):
         self._hint("columns scroll together" if self.linked else "every column scrolls by itself; y links them again")
 
     def action_want(self, what: str) -> None:
-        self.post_message(self.Wanted(what))
+        self._want(what)
+        self.post_message(self.Changed())
 
     def action_vote(self, number: int) -> None:
         self._control.comparing.vote(("first", "second", "tie", "bad")[number - 1])

@@ -42,6 +42,10 @@ class TokenView(VerticalScroll, can_focus=True):
         yield Static("", classes="token-title", markup=False)
         yield Static("", classes="token-text", markup=False)
 
+    def on_resize(self) -> None:
+        if self.display and self._run:
+            self.show(self._run)
+
     def show(self, run: Run | None) -> None:
         """Draw the tokens of a run that has figures."""
         if run is not self._run:
