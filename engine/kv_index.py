@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Literal
 
 from .kv_keys import ID_BYTES, History, same_beginning
 
@@ -16,9 +17,9 @@ ALIKE = 64
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Why a block is no longer there: `kind` is "evicted" or "cleared"; `because` ends the sentence, `when` is of the memory's clock."""
+    """Why a block is no longer there; `because` ends the sentence, `when` is of the memory's clock."""
 
-    kind: str
+    kind: Literal["evicted", "cleared"]
     when: float
     because: str
 

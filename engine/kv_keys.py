@@ -7,7 +7,6 @@ key is both: what has equal keys was computed from equal numbers. Names, and how
 from __future__ import annotations
 
 import bisect
-import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,11 +49,12 @@ class History:
         return history
 
     def steps(self) -> list[History]:
-        """From the root (nothing acts) to this one."""
+        """From the root (nothing acts) to this one, without those that differ from the one before in names alone."""
         steps: list[History] = []
         history: History | None = self
         while history is not None:
-            steps.append(history)
+            if history.before is None or history.key != history.before.key:
+                steps.append(history)
             history = history.before
         return steps[::-1]
 
@@ -66,13 +66,13 @@ class Timeline:
 
     def __init__(self, stretches: Sequence[Stretch], root: bytes = b"") -> None:
         """`stretches` ascend by `start`; of several with one start the last holds. `root`: what else the numbers depend on."""
-        self.histories = [History(blake2b(root, digest_size=32).digest(), b"", 0, (), None)]
+        nothing = blake2b(root, digest_size=32).digest()
+        self.histories = [History(nothing, nothing, 0, (), None)]
         for index, stretch in enumerate(stretches):
             if index + 1 < len(stretches) and stretches[index + 1].start <= stretch.start:
                 continue
-            last = self.histories[-1]
-            if _counting(stretch.acting) != _counting(last.acting):
-                self.histories.append(_following(last, stretch))
+            if stretch.acting != self.histories[-1].acting:
+                self.histories.append(_following(self.histories[-1], stretch))
         self._starts = [history.start for history in self.histories[1:]]
 
     def at(self, tokens: int) -> History:
@@ -105,11 +105,13 @@ def _counting(acting: Sequence[Acting]) -> tuple[tuple[str, float], ...]:
 
 
 def _following(last: History, stretch: Stretch) -> History:
-    key = blake2b(last.key + struct.pack("<q", stretch.start), digest_size=32)
-    for digest, scale in _counting(stretch.acting):
-        key.update(struct.pack("<qd", len(digest.encode()), scale) + digest.encode())
-    names = sorted(each.name for each in stretch.acting)
-    by_name = last.names
-    if names != sorted(each.name for each in last.acting):
-        by_name = blake2b(last.names + struct.pack("<q", stretch.start) + repr(names).encode(), digest_size=32).digest()
-    return History(key.digest(), by_name, stretch.start, stretch.acting, last)
+    key, names = last.key, last.names
+    if _counting(stretch.acting) != _counting(last.acting):
+        key = _hash(key, stretch.start, [part for each in stretch.acting for part in (each.digest, each.scale.hex())])
+    if (now := sorted(each.name for each in stretch.acting)) != sorted(each.name for each in last.acting):
+        names = _hash(names, stretch.start, now)
+    return History(key, names, stretch.start, stretch.acting, last)
+
+
+def _hash(before: bytes, start: int, words: Sequence[str]) -> bytes:
+    return blake2b(before + repr((start, words)).encode(), digest_size=32).digest()

@@ -54,15 +54,17 @@ class KvMemory:
             raise ValueError(f"request {user} has its KV blocks already")
         stretches = tuple(stretches)
         use = self._users[user] = Use(ids, stretches, Timeline(stretches, root), root)
-        copied = self._match(user, use)
-        kind, detail = "", ""
-        if use.stored < use.limit:
+        self._match(use)
+        wrong = named_wrong(use, self._blocks.index)
+        copied, lacking = self._copy_beginning(user, use)
+        kind, detail = ("no room", "its beginning is there, but no block was free to copy it into") if lacking else ("", "")
+        if use.stored < use.limit and not lacking:
             end = use.start + BLOCK_TOKENS
             missed = Missed(use.packed(end if end <= len(ids) else use.limit), use.start, use.stored - use.start, use.timeline)
             kind, detail = reason(missed, self._blocks.index.alike(use.parent, missed.ids), self._clock())
         found = use.found = CacheUse(
             prompt_tokens=len(ids), hit_tokens=use.stored, hit_blocks=len(use.keys), copied_tokens=copied, miss=kind, detail=detail,
-            base_tokens=use.timeline.base_tokens(use.stored), name_keyed_wrong=named_wrong(use, self._blocks.index),
+            base_tokens=use.timeline.base_tokens(use.stored), name_keyed_wrong=wrong,
             llama_cpp_tokens=self._others.begin(user, ids, use.timeline) if user >= 0 else 0)
         self._count(user, found, 1)
         return found
@@ -78,7 +80,8 @@ class KvMemory:
         """Look again from the stored tokens on: others may have computed what follows meanwhile. Returns the tokens gained."""
         use = self._current(user, ids, stretches)
         before = use.stored
-        copied = self._match(user, use)
+        self._match(use)
+        copied, _ = self._copy_beginning(user, use)
         gained = CacheUse(1, hit_tokens=use.stored - before, copied_tokens=copied)
         self._count(user, gained, 1)
         if use.found is not None:
@@ -183,8 +186,8 @@ class KvMemory:
             for name in ("hit_tokens", "copied_tokens", "llama_cpp_tokens", "name_keyed_wrong"):
                 counts[name] += sign * getattr(found, name)
 
-    def _match(self, user: int, use: Use) -> int:
-        """Hold what is found of the user's tokens from the stored ones on. Returns how many tokens of it were copied."""
+    def _match(self, use: Use) -> None:
+        """Hold the whole blocks that are found of the user's tokens from the stored ones on."""
         rest, parent, keys, end, find = use.packed(use.limit), use.parent, use.keys, use.start, self._blocks.index.find
         found: list[int] = []
         for place in range(0, len(rest) - BLOCK_BYTES + 1, BLOCK_BYTES):
@@ -198,10 +201,10 @@ class KvMemory:
         if found:
             self._blocks.put(use.table, len(keys) - len(found), found)
             use.stored = use.start
-        return self._copy_beginning(user, use)
 
-    def _copy_beginning(self, user: int, use: Use) -> int:
-        """Copy the beginning of a block that goes on as the user's tokens do, if there is one. Returns the tokens gained.
+    def _copy_beginning(self, user: int, use: Use) -> tuple[int, bool]:
+        """Copy the beginning of a block that goes on as the user's tokens do, if there is one. Returns (tokens gained, whether a copy
+        lacked a block).
 
         Even one token pays: it costs a pass through the layers, its copy moves their keys and values.
         """
@@ -212,7 +215,9 @@ class KvMemory:
             count = 0 if filled.gone else filled.agrees(ids, start, history)
             if count > best:
                 best, source = count, filled
-        if source is None or not self._blocks.copy_beginning(source, best, use.table, start // BLOCK_TOKENS, user):
-            return 0
+        if source is None:
+            return 0, False
+        if not self._blocks.copy_beginning(source, best, use.table, start // BLOCK_TOKENS, user):
+            return 0, True
         use.stored = start + best
-        return best - had
+        return best - had, False

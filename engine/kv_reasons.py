@@ -35,7 +35,7 @@ def reason(missed: Missed, alike: Iterable[Filled], now: float) -> tuple[MissKin
     """Why `missed` is not there. `alike`: what followed the same tokens, the latest first (KvIndex.alike).
 
     Something explains it when its tokens are those looked for, all of them or all it has, beyond what was found. If they were computed
-    under the same mixes, then it is gone, or there was no room for a copy; else the one that differs in the fewest adapters tells.
+    under the same mixes, then it is gone; else the one that differs in the fewest adapters tells.
     """
     wanted = len(missed.ids) // ID_BYTES
     nearest: tuple[float, MissKind, str] | None = None
@@ -44,8 +44,8 @@ def reason(missed: Missed, alike: Iterable[Filled], now: float) -> tuple[MissKin
         if same <= missed.had or same < min(wanted, filled.tokens):
             continue
         then = filled.history.at(missed.before + missed.had + 1)
-        if then.key == missed.history.key:
-            return _gone(filled, now)
+        if then.key == missed.history.key and filled.gone is not None:
+            return filled.gone.kind, f"{filled.gone.kind} {ago(now - filled.gone.when)}{filled.gone.because}"
         count, kind, text = _difference(then, missed.history)
         if nearest is None or count < nearest[0]:
             nearest = count, kind, text
@@ -104,13 +104,6 @@ def _difference(then: History, now: History) -> tuple[float, MissKind, str]:
     if first:
         text += f", from token {first} on"
     return len(clauses), "content changed" if content else "mix differs", text
-
-
-def _gone(filled: Filled, now: float) -> tuple[MissKind, str]:
-    gone = filled.gone
-    if gone is None:
-        return "no room", "its beginning is there, but no block was free to copy it into"
-    return ("evicted" if gone.kind == "evicted" else "cleared"), f"{gone.kind} {ago(now - gone.when)}{gone.because}"
 
 
 def _beginning(missed: Missed) -> str:

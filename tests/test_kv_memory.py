@@ -103,7 +103,7 @@ def test_rewind_without_a_free_block_writes_over_what_is_its_own_and_leaves_what
     bench.compute(1, tokens(24) + tokens(8, 1))
     bench.memory.end(1)
     found = bench.begin(2, tokens(32))
-    assert (found.hit_tokens, found.detail) == (16, "evicted just now for request 1")
+    assert (found.hit_tokens, found.miss) == (16, "no room")
     bench = KvBench(3)
     bench.begin(1, tokens(32))
     bench.compute(1, tokens(32))
