@@ -1,18 +1,15 @@
-"""Adapters that are being read: one after the other in a thread beside the loop, each of them cancellable at any time."""
+"""Adapters that were asked for by commands: read one after the other beside the loop, each of them cancellable at any time."""
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from threading import Event, Thread
+from dataclasses import dataclass
 
-import torch
-
-from .adapter_read import Progress, ReadAdapter
+from .adapter_read import ReadAdapter
+from .disk_read import DiskRead, Read
 from .protocol import AdapterLoading, LoadAdapter, ReloadAdapter
 
-Read = Callable[[Progress, Callable[[], bool]], ReadAdapter]
 LONG_SECONDS = 0.3
 """a load that takes longer tells how far it is"""
 TELL_SECONDS = 0.1
@@ -23,11 +20,7 @@ class _Load:
     command: LoadAdapter | ReloadAdapter
     path: str
     read: Read
-    cancelled: Event = field(default_factory=Event)
-    began: float = 0.0
-    done: int = 0
-    total: int = 0
-    outcome: ReadAdapter | Exception | None = None
+    now: DiskRead | None = None
 
 
 class AdapterLoads:
@@ -54,41 +47,27 @@ class AdapterLoads:
 
     def finished(self) -> Iterator[tuple[LoadAdapter | ReloadAdapter, ReadAdapter | Exception]]:
         """Those that are done, oldest first, each given once."""
-        while self._loads and (outcome := self._loads[0].outcome) is not None:
+        while self._loads and (now := self._loads[0].now) is not None and now.outcome is not None:
             load = self._loads.popleft()
             self._go_on()
-            yield load.command, outcome
+            yield load.command, now.outcome
 
     def cancel(self) -> list[tuple[LoadAdapter | ReloadAdapter, str]]:
         """Give up all; (command, path) of each. At once, even where a read hangs: what its thread still brings is dropped."""
         dropped = [(load.command, load.path) for load in self._loads]
-        for load in self._loads:
-            load.cancelled.set()
+        if self._loads and self._loads[0].now is not None:
+            self._loads[0].now.cancel()
         self._loads.clear()
         return dropped
 
     def progress(self) -> AdapterLoading | None:
         """How far the load is that is being read, when it is a long one and was not told just now."""
-        now = time.monotonic()
-        if not self._loads or now - self._loads[0].began < LONG_SECONDS or now - self._told < TELL_SECONDS:
+        at, read = time.monotonic(), self._loads[0].now if self._loads else None
+        if read is None or at - read.began < LONG_SECONDS or at - self._told < TELL_SECONDS:
             return None
-        self._told = now
-        load = self._loads[0]
-        return AdapterLoading(load.command.name or "", load.path, load.done, load.total)
+        self._told = at
+        return AdapterLoading(self._loads[0].command.name or "", self._loads[0].path, read.done, read.total)
 
     def _go_on(self) -> None:
-        if self._loads and not self._loads[0].began:
-            self._loads[0].began = time.monotonic()
-            Thread(target=self._run, args=(self._loads[0],), daemon=True).start()
-
-    def _run(self, load: _Load) -> None:
-        torch.set_num_threads(1)  # of this thread: the cores belong to the steps
-
-        def progress(done: int, total: int) -> None:
-            load.done, load.total = done, total
-
-        try:
-            load.outcome = load.read(progress, load.cancelled.is_set)
-        except Exception as error:
-            load.outcome = error
-        self._wake()
+        if self._loads and self._loads[0].now is None:
+            self._loads[0].now = DiskRead(self._loads[0].read, self._wake)

@@ -79,6 +79,24 @@ def read_adapter(
     return ReadAdapter(adapter, source, (perf_counter() - began) * 1e3)
 
 
+def read_again(
+    source: Source, info: AdapterInfo, facts: ModelFacts,
+    progress: Progress = lambda done, total: None, cancelled: Callable[[], bool] = lambda: False,
+) -> ReadAdapter:
+    """What was read from `source` before as `info` and is no longer in memory, proved to be the same; any thread may.
+
+    Raises AdapterError in words, LoadCancelled once `cancelled()` is true.
+    """
+    try:
+        read = read_adapter(source.exact, info.name, facts, progress, cancelled)
+    except (ValueError, OSError) as error:
+        raise AdapterError(f"adapter {info.name!r} is no longer in memory and cannot be read again: {error}") from error
+    if read.adapter.info.digest != info.digest:
+        raise AdapterError(f"adapter {info.name!r} is no longer in memory and {source.exact} has changed since it was loaded; "
+                           "reload it to take what it holds now")
+    return read
+
+
 def _check_room(file: AdapterFile) -> None:
     """Raises AdapterError when the tensors take more memory than is free; quantised ones and fp64 are kept as fp32."""
     entries = (file.entries or {}).values()

@@ -14,10 +14,11 @@ import msgspec
 from .adapter_read import Progress, ReadAdapter, differences, read_adapter
 from .adapter_records import Record, Records
 from .adapters.adapter import Adapter
-from .adapters.config import MAX_INVOCATION
 from .adapters.describe import CHANGES_NOTHING
 from .adapters.errors import AdapterError
 from .chat import own_template_note
+from .fetches import Fetches, Want
+from .invocation import kept_invocation, with_invocation
 from .protocol import (
     AdapterChanged,
     AdapterFileChanged,
@@ -64,15 +65,16 @@ class AdapterStore:
 
     def __init__(
         self, decoder: Decoder, slots: int, host_bytes: int, emit: Emit, tokenizer: Tokenizer, chat_template: str | None = None,
-        forgotten: Callable[[str, str], object] = lambda why, digest: None,
+        forgotten: Callable[[str, str], object] = lambda why, digest: None, wake: Callable[[], None] | None = None,
     ) -> None:
-        """`forgotten(why, digest)` is called when no name means the content `digest` any more."""
+        """`forgotten(why, digest)` is called when no name means the content `digest` any more. `wake`: see Fetches."""
         self._facts, self._emit, self._tokenizer, self._chat_template = decoder.facts, emit, tokenizer, chat_template
         self._forgotten = forgotten
         self._base_vocabulary = Vocabulary(tokenizer, decoder.facts.vocab, decoder.facts.vocab)
         self._records = Records()
         self._tiers = Tiers(decoder, slots, host_bytes, emit)
         self._host, self._pool = self._tiers.host, self._tiers.pool
+        self._fetches = Fetches(self._tiers, self._records, decoder.facts, wake)
         self._queued: dict[int, frozenset[str]] = {}
         """what waiting requests will need"""
         self._kept: dict[int, dict[str, str]] = {}
@@ -125,7 +127,8 @@ class AdapterStore:
             if record.leaving:
                 raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {requests_text(self._users(name))}; "
                                    "load it again after that")
-            old, adapter = record.info, self._keep_invocation(record, self._named(read.adapter, name))
+            old, adapter = record.info, self._named(read.adapter, name)
+            adapter = Adapter(kept_invocation(adapter.info, old, record.own_invocation), adapter.weights)
             changes = differences(old, adapter.info)
             if _tokens(read.vocabulary) != _tokens(record.vocabulary):
                 changes += ("the added tokens",)
@@ -161,26 +164,12 @@ class AdapterStore:
         """
         with self._lock:
             record = self._records.known(name)
-            in_reply = in_reply and bool(text)
-            if text == record.info.invocation:  # the adapter's own ids stay: its text may be tokenised otherwise
-                if in_reply != record.info.invocation_in_reply:
-                    record.info = msgspec.structs.replace(record.info, invocation_in_reply=in_reply)
-                    self._emit(AdapterChanged(record.info))
-                return record.info
-            if text and record.info.added_rows:
-                raise AdapterError(f"adapter {name!r} adds tokens to the vocabulary; before an invocation they would stand for nothing, "
-                                   "so it cannot have one")
-            tokens = tuple(self._tokenizer.encode(text, special=True)) if text else ()
-            if text and not tokens:
-                raise AdapterError(f"the invocation {text!r} of adapter {name!r} has no tokens in this base; give another text")
-            if len(tokens) > MAX_INVOCATION:
-                raise AdapterError(f"the invocation of adapter {name!r} has {len(tokens)} tokens, over the limit of {MAX_INVOCATION}; "
-                                   "give a shorter text")
-            record.info = msgspec.structs.replace(
-                record.info, invocation=text, invocation_tokens=tokens, invocation_in_reply=in_reply)
-            record.own_invocation = True
-            self._emit(AdapterChanged(record.info))
-            return record.info
+            info = with_invocation(record.info, text, in_reply, lambda text: self._tokenizer.encode(text, special=True))
+            record.own_invocation = record.own_invocation or text != record.info.invocation
+            if info != record.info:
+                record.info = info
+                self._emit(AdapterChanged(info))
+            return info
 
     def path(self, name: str) -> Path:
         """Where `name` was loaded from. Raises AdapterError for one that is not loaded."""
@@ -200,6 +189,7 @@ class AdapterStore:
     def clear(self) -> None:
         """Forget every adapter; no request may use one."""
         with self._lock:
+            self._fetches.want(())
             for name in list(self._records):
                 self._forget(name)
 
@@ -226,7 +216,7 @@ class AdapterStore:
             wanted = list(dict.fromkeys(names))
             for name in wanted:
                 self._check_stays(name, user)
-            self._tiers.give_slots(wanted, user, because, self._read_again)
+            self._tiers.give_slots(wanted, user, because, self._fetches.again)
             if user is not None:
                 self._queued.pop(user, None)
             self._finish_unloads()
@@ -238,7 +228,7 @@ class AdapterStore:
                 for name in names:
                     self._check_stays(name, user)
             if len(wanted) > 1:
-                self._tiers.give_slots(list(dict.fromkeys(chain(*wanted.values()))), None, because, self._read_again)
+                self._tiers.give_slots(list(dict.fromkeys(chain(*wanted.values()))), None, because, self._fetches.again)
             for user, names in wanted.items():
                 self.acquire(names, user, because)
 
@@ -246,6 +236,21 @@ class AdapterStore:
         """The request `user` waits and holds nothing any more; it will need what it held."""
         with self._lock:
             self._queued[user] = self._pool.release(user)
+
+    def lacking(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that must be read from disk, beside the loop, before they can have slots."""
+        with self._lock:
+            return self._fetches.lacking(names)
+
+    def settle(self) -> None:
+        """Take in what was read beside the loop."""
+        with self._lock:
+            self._fetches.settle()
+
+    def want(self, wanted: Iterable[Want]) -> None:
+        """Who waits for adapters now, in place of who waited before; see Fetches."""
+        with self._lock:
+            self._fetches.want(wanted)
 
     def in_slots(self, names: Iterable[str]) -> bool:
         """Whether all of them are in slots, so that nothing need be moved for them."""
@@ -290,7 +295,7 @@ class AdapterStore:
         """The loaded content of `name`: of the host tier, else read again from disk, entering no tier. Raises AdapterError."""
         with self._lock:
             self._records.known(name)
-            return self._host.get(name) or self._read_again(name)
+            return self._host.get(name) or self._fetches.again(name)
 
     def text(self, ids: Sequence[int]) -> str:
         """Token ids as the base writes them, special tokens included."""
@@ -340,38 +345,20 @@ class AdapterStore:
         invocation = self.text(info.invocation_tokens) if info.invocation_tokens else ""
         return Adapter(msgspec.structs.replace(info, notes=notes, invocation=invocation), adapter.weights)
 
-    def _keep_invocation(self, record: Record, adapter: Adapter) -> Adapter:
-        """`adapter` with the invocation that the person set for what it replaces, if they did, and where it is looked for."""
-        old, info = record.info, adapter.info
-        if record.own_invocation:
-            info = msgspec.structs.replace(info, invocation=old.invocation, invocation_tokens=old.invocation_tokens)
-        in_reply = old.invocation_in_reply and bool(info.invocation_tokens)
-        return Adapter(msgspec.structs.replace(info, invocation_in_reply=in_reply), adapter.weights)
-
     def _swap(self, name: str, adapter: Adapter, ms: float) -> Swap:
         """All tiers from the old content of `name` to `adapter`; its users keep the old one under another name."""
+        self._fetches.drop(name)
         users, kept_as = self._tiers.swap(name, adapter, ms, lambda: self._records.set_aside(name))
         for user in users:
             self._kept.setdefault(user, {})[name] = kept_as
         return Swap(users, kept_as)
-
-    def _read_again(self, name: str) -> Adapter:
-        """What is in no tier any more, from disk and proved to be the same."""
-        record = self._records[name]
-        try:
-            adapter = read_adapter(record.source.exact, name, self._facts).adapter
-        except (ValueError, OSError) as error:
-            raise AdapterError(f"adapter {name!r} is no longer in memory and cannot be read again: {error}") from error
-        if adapter.info.digest != record.info.digest:
-            raise AdapterError(f"adapter {name!r} is no longer in memory and {record.source.exact} has changed since it was loaded; "
-                               "reload it to take what it holds now")
-        return adapter
 
     def _finish_unloads(self) -> None:
         for name in [name for name, record in self._records.items() if record.leaving and not self._users(name)]:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
+        self._fetches.drop(name)
         freed = self._tiers.forget(name)
         gone = self._records.pop(name)
         for kept in self._kept.values():
@@ -385,7 +372,7 @@ class AdapterStore:
             self._forgotten(why, digest)
 
     def _view(self, name: str, record: Record) -> AdapterView:
-        return AdapterView(record.info, *self._tiers.place(name), name in self._pool.pinned, record.file)
+        return AdapterView(record.info, *self._tiers.place(name), name in self._pool.pinned, record.file, name == self._fetches.reading)
 
 
 def _tokens(vocabulary: Vocabulary | None) -> Mapping[str, tuple[int, bool]]:

@@ -1,4 +1,4 @@
-"""The host tier: adapters kept in RAM, bounded by bytes, least recently used out first."""
+"""The host tier: adapters kept in RAM, bounded by bytes, least recently used out first; those that someone waits for last of all."""
 from __future__ import annotations
 
 from .adapters.adapter import Adapter
@@ -13,6 +13,8 @@ class HostCache:
     def __init__(self, limit_bytes: int, emit: Emit) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.kept: frozenset[str] = frozenset()
+        """what someone waits for, in the tier or on its way; all of it fits"""
         self._adapters: dict[str, Adapter] = {}
         self._lru = Lru()
         self._emit = emit
@@ -32,10 +34,15 @@ class HostCache:
             self._lru.touch(name)
         return adapter
 
-    def put(self, name: str, adapter: Adapter, ms: float) -> None:
-        """Keep `adapter` under `name`, evicting others to make room. `check_fits` must hold."""
+    def has_room(self, adapter: Adapter) -> bool:
+        """Whether `adapter` could be kept without the loss of what someone waits for."""
+        waited_for = sum(self._adapters[name].info.bytes for name in self.kept if name in self._adapters)
+        return waited_for + adapter.info.bytes <= self.limit_bytes
+
+    def put(self, name: str, adapter: Adapter, ms: float, because: str = "") -> None:
+        """Keep `adapter` under `name`, evicting others to make room. `check_fits` must hold. `because` completes "for ..."."""
         excess = self.used_bytes + adapter.info.bytes - self.limit_bytes
-        for victim in list(self._lru):
+        for victim in sorted(self._lru, key=self.kept.__contains__):
             if excess <= 0:
                 break
             excess -= self._adapters[victim].info.bytes
@@ -44,7 +51,7 @@ class HostCache:
         self._adapters[name] = adapter
         self._lru.touch(name)
         self.used_bytes += adapter.info.bytes
-        self._emit(HostLoaded(name, adapter.info.bytes, ms))
+        self._emit(HostLoaded(name, adapter.info.bytes, ms, because))
 
     def drop(self, name: str) -> int:
         """Forget `name`; the bytes that it took, 0 when it was not here."""

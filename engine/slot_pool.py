@@ -42,6 +42,11 @@ class SlotPool:
     def get(self, name: str) -> Slot | None:
         return self._by_name.get(name)
 
+    @property
+    def free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self.slots) - len(self._by_name)
+
     def users(self, name: str) -> tuple[int, ...]:
         """The running requests that hold `name`."""
         return tuple(user for user, names in self._held.items() if name in names)
@@ -60,7 +65,7 @@ class SlotPool:
         if len(names) > total - len(pinned):
             raise MixTooLarge(f"the mix needs {len(names)} slots, {len(pinned)} of {total} are pinned to adapters outside it "
                               f"({', '.join(pinned)}); unpin one or take adapters out of the mix")
-        free = total - len(self._by_name)
+        free = self.free
         others = {other: held for other, held in self._held.items() if other != user and held}
         in_use = frozenset().union(*others.values())
         victims = self._lru.victims(len(missing) - free, in_use | set(names) | self.pinned)

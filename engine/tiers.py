@@ -47,8 +47,8 @@ class Tiers:
         for slot in self.pool.settle(names, [arrival for arrival, _ in fetched], victims, user, because):
             self._routings.forget(slot)
         for arrival, adapter in fetched:
-            if arrival.source == "disk":
-                self.host.put(arrival.name, adapter, arrival.ms)
+            if arrival.source == "disk" and self.host.has_room(adapter):
+                self.host.put(arrival.name, adapter, arrival.ms, because)
 
     def check(self, adapter: Adapter) -> None:
         """Raises AdapterError for what no slot of this base could hold."""

@@ -166,6 +166,8 @@ class HostLoaded(Struct):
     adapter: str
     bytes: int
     ms: float
+    because: str = ""
+    """for whom it was read again; "" for a load by command"""
 
 
 class HostEvicted(Struct):

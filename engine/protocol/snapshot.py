@@ -28,6 +28,8 @@ class AdapterView(Struct):
     pinned: bool = False
     file: Literal["", "changed", "deleted"] = ""
     """what became of its file since it was read"""
+    reading: bool = False
+    """it is being read from disk again, for who waits for it"""
 
 
 class HostView(Struct):
