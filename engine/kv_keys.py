@@ -107,7 +107,7 @@ def _counting(acting: Sequence[Acting]) -> tuple[tuple[str, float], ...]:
 def _following(last: History, stretch: Stretch) -> History:
     key, names = last.key, last.names
     if _counting(stretch.acting) != _counting(last.acting):
-        key = _hash(key, stretch.start, [part for each in stretch.acting for part in (each.digest, each.scale.hex())])
+        key = _hash(key, stretch.start, [part for each in stretch.acting for part in (each.digest, float(each.scale).hex())])
     if (now := sorted(each.name for each in stretch.acting)) != sorted(each.name for each in last.acting):
         names = _hash(names, stretch.start, now)
     return History(key, names, stretch.start, stretch.acting, last)
