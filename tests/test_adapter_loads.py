@@ -29,6 +29,7 @@ from lora_bench.engine.protocol import (
     EngineStarted,
     Event,
     Generate,
+    GenerateTogether,
     LoadAdapter,
     LoadModel,
     MixRefused,
@@ -141,6 +142,19 @@ def test_replies_go_on_while_an_adapter_is_read_and_what_needs_it_waits_in_order
     assert {number for number, _ in ended[:2]} == {1, 2} and ended[2] == (4, "aborted") and [number for number, _ in ended[3:]] == [3]
     assert [event.request_id for event in loop.of(RequestStarted)] == [1, 2, 3]
     assert not loop.of(RequestFailed) and not loop.of(MixRefused)
+
+
+def test_a_group_waits_whole_for_an_adapter_that_is_read_and_loses_the_member_that_is_aborted(
+    loop: _Loop, adapter_folder: Write, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with slow_disk(monkeypatch):
+        loop.send(LoadAdapter(str(adapter_folder("one")), "one"), GenerateTogether((_ask(1), _ask(2, "one"), _ask(3))), Abort(3))
+        loop.wait(RequestFinished)
+    loop.wait(RequestFinished, 3)
+    assert [event.request_id for event in loop.of(RequestQueued)] == [1, 2, 3]
+    ended = [(event.request_id, event.reason == "aborted") for event in loop.of(RequestFinished)]
+    assert ended[0] == (3, True) and set(ended[1:]) == {(1, False), (2, False)}
+    assert {event.request_id for event in loop.of(RequestStarted)} == {1, 2}
 
 
 def test_a_load_that_hangs_is_given_up_at_once_and_nothing_else_changes(

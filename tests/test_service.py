@@ -20,13 +20,16 @@ from lora_bench.engine.protocol import (
     AdapterFailed,
     AdapterLoaded,
     AdapterUse,
+    CacheCleared,
     CancelLoad,
+    ClearCache,
     CommandFailed,
     EngineFailed,
     EngineSnapshot,
     EngineStarted,
     Event,
     Generate,
+    GenerateTogether,
     LoadAdapter,
     LoadModel,
     MixRefused,
@@ -59,6 +62,7 @@ def _served(*commands: protocol.Command) -> list[Event]:
     events: list[Event] = []
     inbox = Inbox()
     open_requests = {command.request_id for command in commands if isinstance(command, Generate)}
+    open_requests |= {request.request_id for command in commands if isinstance(command, GenerateTogether) for request in command.requests}
 
     def emit(event: Event) -> None:
         events.append(event)
@@ -92,6 +96,21 @@ def test_every_failing_command_is_answered_by_its_own_event_and_the_loop_goes_on
     assert [event.request_id for event in _of(events, RequestFailed)] == [1]
     assert [event.request_id for event in _of(events, RequestFinished)] == [2]
     assert not any("Traceback" in str(event) for event in events)
+
+
+def test_requests_that_run_together_are_refused_together_each_by_its_own_event(tiny_gguf: Write) -> None:
+    unknown = Generate(3, TokenIds((5, 6, 7)), (AdapterUse("nobody"),))
+    events = _served(
+        LoadModel(str(tiny_gguf())), GenerateTogether(()), GenerateTogether((_generate(1), _generate(2), unknown)), _generate(4),
+        GenerateTogether((_generate(4), _generate(5))), GenerateTogether((_generate(6), _generate(6))),
+        GenerateTogether((_generate(7), _generate(8))), ClearCache())
+    failed = {event.request_id: event.message for event in _of(events, RequestFailed)}
+    assert failed.keys() == {1, 2, 3, 5, 6} and all("'nobody'" in failed[number] for number in (1, 2, 3))
+    assert "request 4 is running already" in failed[5]
+    assert [event.message.split(";")[0] for event in _of(events, CommandFailed)] == [
+        "no request was given to run together with others", "request 4 is running already", "request 6 is running already"]
+    assert {event.request_id for event in _of(events, RequestFinished)} == {4, 7, 8}
+    assert [event.because for event in _of(events, CacheCleared)] == ["it was asked for"]
 
 
 def test_a_load_is_cancelled_by_the_command_behind_it(tiny_gguf: Write) -> None:
