@@ -223,17 +223,14 @@ class Engine:
 
     # -- the step --------------------------------------------------------------------------------
     def step(self) -> bool:
-        """Admit, compute one step, tell. False when there was nothing to compute."""
+        """Admit, compute one step, tell. False when there was nothing to do."""
         if self._model is None:
             return False
-        while True:
-            self._admit(self._model)
-            works = self._model.scheduler.plan()
-            stopped = self._tell_stopped(self._model.scheduler)
-            if works:
-                break
-            if not stopped:
-                return False
+        self._admit(self._model)
+        works = self._model.scheduler.plan()
+        stopped = self._tell_stopped(self._model.scheduler)
+        if not works:
+            return stopped
         drawn, finished = self._model.runner.run(works)
         for request, token in drawn:
             self._accept(request, token)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from .adapter_store import AdapterStore
 from .failures import out_of_memory, sentence
@@ -9,7 +10,7 @@ from .group import Group
 from .mix_history import MixHistory
 from .protocol import requests_text
 from .request import Request
-from .scheduler import GroupRefused
+from .scheduler import LOOKED_AT, GroupRefused
 from .slot_pool import MixTooLarge, SlotsBusy
 
 
@@ -54,15 +55,20 @@ class GroupSlots:
     def prefetch(self, queue: Iterable[Group]) -> None:
         """Bring the adapters of one group that waits into slots that nobody holds, in the order of the queue."""
         names: dict[str, None] = {}
-        for group in queue:
+        for group in islice(queue, LOOKED_AT):
             own = [name for request in group.requests for name in request.history.names]
             names |= dict.fromkeys(own)
-            if self._store.in_slots(own):
+            if group.fetched or self._store.in_slots(own):
                 continue
             try:
                 self._store.acquire(names, None, f"{requests_text(request.id for request in group.requests)}, which waits")
-            except (ValueError, OSError):
-                pass  # it is told when its turn comes
+                group.fetched = True
+            except SlotsBusy:
+                pass
+            except Exception as error:
+                if not isinstance(error, (ValueError, OSError)) and not out_of_memory(error):
+                    raise
+                group.fetched = True
             return
 
     def _acquire(self, group: Group) -> str:

@@ -21,17 +21,21 @@ from lora_bench.engine.protocol import (
     Abort,
     AdapterUse,
     CancelLoad,
+    ClearCache,
     Command,
     EngineFailed,
     EngineSnapshot,
     Event,
     Generate,
+    GenerateTogether,
+    InvocationFired,
     LoadAdapter,
     LoadModel,
     Mix,
     PinAdapter,
     RequestFailed,
     RequestFinished,
+    RequestPreempted,
     RequestQueued,
     RequestStarted,
     Sampling,
@@ -104,13 +108,20 @@ class Commands:
         limit = draw.choice((1, 2, 6, 300))
         return Generate(self.requests, TokenIds(prompt), self.mix(), Sampling(max_tokens=limit, seed=self.requests, **hot))
 
+    def together(self) -> GenerateTogether:
+        return GenerateTogether(tuple(self.generate() for _ in range(self.random.choice((2, 3)))))
+
+    def set_mix(self, number: int) -> SetMix:
+        draw = self.random
+        return SetMix(self.mix(), tuple(draw.sample(range(number + 1), min(3, number))), draw.choice(("splice", "recompute", "finish")))
+
     def any(self) -> Command:
         draw = self.random
         name, number = draw.choice(NAMES), draw.randint(1, self.requests + 1)
         make = draw.choices((
-            self.generate, lambda: Abort(number), lambda: SetMix(self.mix(), tuple(draw.sample(range(number + 1), min(3, number)))),
+            self.generate, self.together, ClearCache, lambda: Abort(number), lambda: self.set_mix(number),
             lambda: LoadAdapter(self.files[name], name), lambda: UnloadAdapter(name), lambda: PinAdapter(name, draw.random() < 0.4),
-            lambda: SetInvocation(name, draw.choice(("", "", "a", "zzz")))), (6, 4, 4, 4, 1, 1, 1))[0]
+            lambda: SetInvocation(name, draw.choice(("", "", "a", "zzz")), draw.random() < 0.5)), (6, 1, 1, 4, 4, 4, 1, 1, 1))[0]
         return make()
 
 
@@ -119,7 +130,7 @@ class Asked:
     """A request as it was accepted, and the invocations of that moment."""
 
     command: Generate
-    invocations: dict[str, str]
+    invocations: dict[str, tuple[str, bool]]
     changed: bool = False
 
 
@@ -139,14 +150,18 @@ class Run:
         engine = self.engine
         with suppress(ValueError):
             match command:
-                case Generate():
-                    engine.submit(command)
-                    self.asked[command.request_id] = Asked(command, {name: i.invocation for name, i in engine.model.store.infos.items()})
+                case Generate() | GenerateTogether():
+                    requests = command.requests if isinstance(command, GenerateTogether) else (command,)
+                    engine.submit_together(GenerateTogether(requests))
+                    invocations = {name: (info.invocation, info.invocation_in_reply) for name, info in engine.model.store.infos.items()}
+                    self.asked |= {request.request_id: Asked(request, invocations) for request in requests}
+                case ClearCache():
+                    engine.clear_cache()
                 case Abort(number):
                     engine.abort(number)
-                case SetMix(mix, numbers):
+                case SetMix(mix, numbers, change):
                     before = {owner.request_id: owner.mix for owner in engine.snapshot().kv.owners}
-                    engine.set_mix(mix, numbers)
+                    engine.set_mix(mix, numbers, change)
                     for number in set(numbers) & self.asked.keys():
                         self.asked[number].changed |= before.get(number) != mix
                 case LoadAdapter(path, name):
@@ -155,15 +170,14 @@ class Run:
                     engine.unload_adapter(name)
                 case PinAdapter(name, pinned):
                     engine.pin_adapter(name, pinned)
-                case SetInvocation(name, text):
-                    engine.set_invocation(name, text)
+                case SetInvocation(name, text, in_reply):
+                    engine.set_invocation(name, text, in_reply)
 
     def check(self) -> None:
         snapshot, model = self.engine.snapshot(), self.engine.model
-        owned = sum(owner.blocks for owner in snapshot.kv.owners)
-        assert model.memory.free + owned == snapshot.kv.blocks
         blocks = [block for request in model.scheduler.running for block in request.table.blocks]
-        assert len(blocks) == len(set(blocks)) == owned
+        assert model.memory.free + len(set(blocks)) == snapshot.kv.blocks and snapshot.kv.held == len(set(blocks))
+        assert len(blocks) == sum(owner.blocks for owner in snapshot.kv.owners)
         ended = [event.request_id for event in self.events if isinstance(event, (RequestFinished, RequestFailed))]
         assert len(ended) == len(set(ended))
         assert set(ended).isdisjoint(alive := {*snapshot.running, *snapshot.waiting}) and {*ended, *alive} == self.asked.keys()
@@ -172,7 +186,10 @@ class Run:
         assert {view.info.name for view in snapshot.adapters} >= {*in_slots, *snapshot.host.adapters}
         assert snapshot.host.used_bytes <= _host_bytes(self.files)
         for slot in snapshot.slots:
-            assert slot.users == sum(slot.adapter in request.mix.names for request in model.scheduler.running)
+            holders = [request for request in (*model.scheduler.running, *model.scheduler.waiting) if request.started]
+            now, ever = (sum(slot.adapter in names for names in found)
+                         for found in ([request.mix.names for request in holders], [request.history.names for request in holders]))
+            assert now <= slot.users <= ever
 
     def finish(self) -> None:
         while self.engine.step():
@@ -184,7 +201,7 @@ class Run:
     def alone(self, asked: Asked) -> tuple[int, ...]:
         for name in {use.name for use in asked.command.mix}:
             self.do(LoadAdapter(self.files[name], name))
-            self.engine.set_invocation(name, asked.invocations[name])
+            self.engine.set_invocation(name, *asked.invocations[name])
         self.events.clear()
         self.engine.submit(asked.command)
         while self.engine.step():
@@ -235,7 +252,8 @@ def test_the_child_ends_every_request_once_whatever_comes(files: dict[str, str],
     try:
         for command in sent:
             write_frame(child.stdin, command)
-        asked = {command.request_id for command in sent if isinstance(command, Generate)}
+        asked = {request.request_id for command in sent if isinstance(command, (Generate, GenerateTogether))
+                 for request in (command.requests if isinstance(command, GenerateTogether) else (command,))}
         events = _events_until_idle(child, asked)
         write_frame(child.stdin, Shutdown())
         assert child.wait(30) == 0
@@ -262,8 +280,16 @@ def _events_until_idle(child: subprocess.Popen, asked: set[int]) -> list[Event]:
 
 
 def _check_order(events: list[Event]) -> None:
-    """Queued, started, text, one end."""
-    ranks = {RequestQueued: 0, RequestStarted: 1, TextDelta: 2, RequestFinished: 3, RequestFailed: 3}
-    order = [ranks[type(event)] for event in events]
-    assert order == sorted(order) and order.count(3) == 1 and order.count(1) <= 1
-    assert order.count(1) == 1 or 2 not in order
+    """Queued, started, text, one end; from the beginning again after each preemption."""
+    ranks = {RequestQueued: 0, RequestStarted: 1, TextDelta: 2, InvocationFired: 2, RequestFinished: 3, RequestFailed: 3}
+    turns: list[list[int]] = [[]]
+    for event in events:
+        if isinstance(event, RequestPreempted):
+            assert 1 in turns[-1]
+            turns.append([])
+        else:
+            turns[-1].append(ranks[type(event)])
+    for turn in turns:
+        assert turn == sorted(turn) and turn.count(1) <= 1
+        assert turn.count(1) == 1 or 2 not in turn
+    assert [turn.count(3) for turn in turns] == [0] * (len(turns) - 1) + [1]
