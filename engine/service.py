@@ -138,7 +138,7 @@ class _Service:
             self._cancel_loads()
         elif isinstance(command, Abort):
             self._abort(command)
-        elif self._held or self._needs_a_load(command):
+        elif not isinstance(command, Tokenize) and (self._held or self._needs_a_load(command)):
             self._hold(command)
         else:
             self._carry_out(command)

@@ -114,7 +114,7 @@ def test_help_is_light_and_names_the_exit_codes() -> None:
     assert done.stdout.splitlines()[-1] == "0 []"
     flat = " ".join(done.stdout.split())
     assert "0 ok, 1 engine error, 2 wrong usage, 3 model or adapter" in flat
-    for word in ("chat", "inspect", "doctor", "bench", "--lora", "--host-cache"):
+    for word in ("chat", "compare", "sweep", "inspect", "doctor", "bench", "--lora", "--host-cache"):
         assert word in flat
 
 

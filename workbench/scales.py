@@ -5,8 +5,8 @@ from decimal import Decimal, InvalidOperation
 
 from .arguments import MAX_SCALE
 
-MAX_SCALES = 32
-"""rows of one batch, and lines that somebody reads"""
+MAX_SCALES = 31
+"""with scale 0, which is always beside them, as many rows as run at once"""
 
 
 def parse_scales(text: str) -> tuple[float, ...]:
