@@ -102,6 +102,8 @@ async def test_n_goes_through_the_differences_and_scrolls_both_columns_there() -
         await pilot.press("home", "n")
         await settled(pilot)
         assert "difference 1 of 2" in screen_text(app) and "left3" in screen_text(app)
+        segments = [segment for strip in app.screen._compositor.render_strips() for segment in strip]
+        assert {segment.text.strip() for segment in segments if segment.style.underline and segment.style.reverse} == {"left3", "right3"}
         await pilot.press("n")
         await settled(pilot)
         assert all(part in screen_text(app) for part in ("difference 2 of 2", "left180", "right180"))

@@ -75,12 +75,11 @@ def _activation(activation: Activation) -> str:
 
 
 def pair_of(run: Run, other: int) -> tuple[Setup, Round]:
-    """Of a run its first column and the one at index `other`."""
+    """Of a run its first column and the one at index `other`, without what was left out of their mixes."""
     setup = replace(run.setup, columns=(run.setup.columns[0], run.setup.columns[other]))
     round, scored = run.round, run.scored
     if scored is not None:
-        apart = [row for i, row in enumerate(scored.rows) if i not in (0, other)]
-        scored = structs.replace(scored, rows=(scored.rows[0], scored.rows[other], *apart))
+        scored = structs.replace(scored, rows=(scored.rows[0], scored.rows[other]))
     return setup, replace(round, replies=(round.replies[0], round.replies[other]), scored=scored)
 
 

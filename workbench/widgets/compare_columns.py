@@ -82,7 +82,7 @@ class CompareColumn(Vertical, can_focus=True):
     def __init__(self, place: int) -> None:
         super().__init__(id=f"column-{place}", classes="compare-column")
         self.place = place
-        self._drawn: tuple = ()
+        self._drawn: list = []
 
     def compose(self) -> ComposeResult:
         yield Static("", classes="column-title", markup=False)
@@ -102,15 +102,13 @@ class CompareColumn(Vertical, can_focus=True):
 
     def show(self, side: Side, text: Content) -> bool:
         """Draw it; whether its text was at its end and grew, so that it should be followed."""
-        drawn = (side.title, text, side.lines)
-        if drawn == self._drawn:
-            return False
-        before, self._drawn = self._drawn, drawn
-        if not before or before[0] != side.title:
-            self.query_one(".column-title", Static).update(side.title)
-        if not before or before[2] != side.lines:
-            self.query_one(".column-lines", Static).update(Content("\n").join(side.lines))
-        if before and before[1] == text:
+        lines = Content("\n").join(side.lines)
+        drawn = [(content.plain, content.spans) for content in (side.title, lines, text)]  # contents are equal when their plain texts are
+        before, self._drawn = self._drawn or [None] * 3, drawn
+        for place, (name, content) in enumerate((("title", side.title), ("lines", lines))):
+            if before[place] != drawn[place]:
+                self.query_one(f".column-{name}", Static).update(content)
+        if before[2] == drawn[2]:
             return False
         at_end = self.scroll.scroll_y >= self.scroll.max_scroll_y - 1
         self.query_one(".column-text", Static).update(text)
