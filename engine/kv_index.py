@@ -10,7 +10,7 @@ from typing import Literal
 from .kv_keys import ID_BYTES, History, same_beginning
 
 FORGOTTEN = 8192
-"""descriptions of blocks that are gone which are kept to explain misses: 131,072 tokens' worth, some 4 MB"""
+"""descriptions of blocks that are gone which are kept to explain misses: 131,072 tokens' worth, some 6 MB"""
 ALIKE = 64
 """blocks with the same beginning, the latest ones, that are looked at for one to copy from or to explain a miss: some 0.1 ms"""
 

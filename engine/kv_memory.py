@@ -206,7 +206,8 @@ class KvMemory:
         """Copy the beginning of a block that goes on as the user's tokens do, if there is one. Returns (tokens gained, whether a copy
         lacked a block).
 
-        Even one token pays: it costs a pass through the layers, its copy moves their keys and values.
+        Even one token pays: it takes a pass through all weights, where the copy moves its keys and values (15 tokens of the default
+        model, 30 layers: 11 us).
         """
         start = use.start
         had, ids = use.stored - start, use.packed(min(start + BLOCK_TOKENS, use.limit))

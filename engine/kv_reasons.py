@@ -38,7 +38,7 @@ def reason(missed: Missed, alike: Iterable[Filled], now: float) -> tuple[MissKin
     under the same mixes, then it is gone; else the one that differs in the fewest adapters tells.
     """
     wanted = len(missed.ids) // ID_BYTES
-    nearest: tuple[float, MissKind, str] | None = None
+    nearest: tuple[float, MissKind, str, int] | None = None
     for filled in alike:
         same = same_beginning(filled.ids, missed.ids)
         if same <= missed.had or same < min(wanted, filled.tokens):
@@ -46,11 +46,14 @@ def reason(missed: Missed, alike: Iterable[Filled], now: float) -> tuple[MissKin
         then = filled.history.at(missed.before + missed.had + 1)
         if then.key == missed.history.key and filled.gone is not None:
             return filled.gone.kind, f"{filled.gone.kind} {ago(now - filled.gone.when)}{filled.gone.because}"
-        count, kind, text = _difference(then, missed.history)
-        if nearest is None or count < nearest[0]:
-            nearest = count, kind, text
-    kind, text = nearest[1:] if nearest else ("new tokens", "")
-    return kind, "; ".join(filter(None, (text, _beginning(missed))))
+        difference = _difference(then, missed.history)
+        if nearest is None or difference[0] < nearest[0]:
+            nearest = difference
+    _, kind, text, first = nearest or (0, "new tokens", "", 0)
+    beginning = _beginning(missed)
+    if first and not beginning:
+        text += f", from token {first} on"
+    return kind, "; ".join(filter(None, (text, beginning)))
 
 
 def ago(seconds: float) -> str:
@@ -89,11 +92,12 @@ def differences(then: Sequence[Acting], now: Sequence[Acting]) -> tuple[list[str
     return clauses, content
 
 
-def _difference(then: History, now: History) -> tuple[float, MissKind, str]:
-    """At the first token that the two differ in: (adapters that differ, kind, words). Other positions are farther than any mix."""
+def _difference(then: History, now: History) -> tuple[float, MissKind, str, int]:
+    """At the first token that the two differ in: (adapters that differ, kind, words, that token). Other positions are farther than any
+    mix."""
     old, new = then.steps(), now.steps()
     if old[0].key != new[0].key:
-        return inf, "positions differ", "computed for a request of another length, whose positions are turned by other RoPE factors"
+        return inf, "positions differ", "computed for a request of another length, whose positions are turned by other RoPE factors", 0
     same = 0
     while same < min(len(old), len(new)) and old[same].key == new[same].key:
         same += 1
@@ -101,9 +105,7 @@ def _difference(then: History, now: History) -> tuple[float, MissKind, str]:
     first = min(starts)
     clauses, content = differences(then.at(first + 1).acting, now.at(first + 1).acting)
     text = ", ".join(clauses[:SHOWN]) + (f" and {len(clauses) - SHOWN} more" if len(clauses) > SHOWN else "")
-    if first:
-        text += f", from token {first} on"
-    return len(clauses), "content changed" if content else "mix differs", text
+    return len(clauses), "content changed" if content else "mix differs", text, first
 
 
 def _beginning(missed: Missed) -> str:

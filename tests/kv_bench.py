@@ -21,7 +21,7 @@ def under(*uses: Acting, start: int = 0) -> tuple[Stretch, ...]:
 
 
 class KvBench:
-    """`truth` of a token: all that its keys and values depend on. `now` is the clock."""
+    """The truth of a token: all that its keys and values depend on. `now` is the clock."""
 
     def __init__(self, blocks: int) -> None:
         self.now, self.events, self.copies = 100.0, [], []
@@ -43,9 +43,9 @@ class KvBench:
         to = len(ids) if to < 0 else to
         if not self.memory.reserve(user, to):
             return False
-        table = self.memory.table_of(user)
+        table, truths = self.memory.table_of(user), self.truths(user, ids, stretches)
         for position in range(self.memory.stored(user), to):
-            self.cells[table.cell(position)] = self.truth(user, ids, stretches, position)
+            self.cells[table.cell(position)] = truths[position]
         self.memory.commit(user, ids, stretches, to)
         self.check(user, ids, stretches)
         return True
@@ -59,15 +59,16 @@ class KvBench:
 
     def check(self, user: int, ids: Sequence[int], stretches: Sequence[Stretch]) -> None:
         table = self.memory.table_of(user)
-        for position in range(self.memory.stored(user)):
-            assert self.cells[table.cell(position)] == self.truth(user, ids, stretches, position), f"token {position} of request {user}"
+        for position, truth in enumerate(self.truths(user, ids, stretches)[: self.memory.stored(user)]):
+            assert self.cells[table.cell(position)] == truth, f"token {position} of request {user}"
 
-    def truth(self, user: int, ids: Sequence[int], stretches: Sequence[Stretch], position: int) -> object:
-        acts = []
-        for token in range(position + 1):
+    def truths(self, user: int, ids: Sequence[int], stretches: Sequence[Stretch]) -> list[object]:
+        """Of every token."""
+        acts: list[tuple[tuple[str, float], ...]] = []
+        for token in range(len(ids)):
             now = [stretch.acting for stretch in stretches if stretch.start <= token]
             acts.append(tuple((each.digest, each.scale) for each in now[-1]) if now else ())
-        return self.roots[user], tuple(ids[: position + 1]), tuple(acts)
+        return [(self.roots[user], tuple(ids[: end + 1]), tuple(acts[: end + 1])) for end in range(len(ids))]
 
     def _copy(self, source: int, target: int, cells: int) -> None:
         self.copies.append((source, target, cells))

@@ -6,6 +6,7 @@ import random
 import pytest
 from kv_bench import BASE, KvBench, acting, under
 
+from lora_bench.engine.blocks import BLOCK_TOKENS, blocks_for
 from lora_bench.engine.protocol import CacheCleared, KvEvicted
 from lora_bench.engine.stretches import Stretch
 
@@ -49,7 +50,7 @@ def test_history_is_exact() -> None:
     for (i, j), bench in shared.items():
         bench.run(1, ids, mixes[i])
         found = bench.begin(2, ids, mixes[j]).hit_tokens
-        truths = [[bench.truth(2, ids, mix, p) for p in range(63)] for mix in (mixes[i], mixes[j])]
+        truths = [bench.truths(2, ids, mix)[:63] for mix in (mixes[i], mixes[j])]
         assert found == sum(a == b for a, b in zip(*truths, strict=True))
 
 
@@ -155,6 +156,44 @@ def test_eviction_takes_the_longest_unused_and_says_so() -> None:
     assert not bench.memory.reserve(4, 16 * 9) and len(bench.events) == 1, "a memory too small changes nothing"
 
 
+def test_a_large_memory_evicts_ahead_so_that_what_grows_has_consecutive_blocks() -> None:
+    bench = KvBench(256)
+    for user in range(2):
+        ids = tokens(128 * BLOCK_TOKENS, user)
+        bench.memory.begin(user, ids, BASE)
+        assert bench.memory.reserve(user, len(ids))
+        bench.memory.commit(user, ids, BASE, len(ids))
+        bench.memory.end(user)
+    assert not bench.events
+    bench.begin(2, tokens(12 * BLOCK_TOKENS, 2))
+    for blocks in range(12):
+        assert bench.memory.reserve(2, blocks * BLOCK_TOKENS + 1)
+    assert [event.blocks for event in bench.events] == [4, 4, 4]
+    assert [count for _, count in bench.memory.table_of(2).runs(12 * BLOCK_TOKENS)] == [4, 4, 4]
+
+
+def test_a_chat_of_many_turns_lies_in_one_run_and_leaves_no_former_ends() -> None:
+    bench, ids = KvBench(64), tokens(5)
+    for turn in range(12):
+        bench.run(turn, ids)
+        ids = ids + tokens(13, turn)
+    bench.begin(12, ids)
+    bench.compute(12, ids)
+    assert len(bench.memory.table_of(12).runs(len(ids))) == 1
+    view = bench.memory.view([])
+    assert (view.held, view.cached) == (blocks_for(len(ids)), 0)
+
+
+def test_what_explains_misses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lora_bench.engine.kv_index.FORGOTTEN", 2)
+    bench = KvBench(8)
+    for user in range(3):
+        bench.run(user, tokens(10, user))
+    bench.memory.clear("it was asked for")
+    found = [bench.run(user + 10, tokens(10, user)).miss for user in range(3)]
+    assert found == ["new tokens", "cleared", "cleared"]
+
+
 def test_a_full_memory_says_that_there_was_no_room_for_a_copy() -> None:
     bench = KvBench(2)
     bench.begin(1, tokens(32))
@@ -190,7 +229,8 @@ REASONS = [
     (under(acting("pirate", 0.7, "12ab99")), under(acting("pirate", 0.7, "34cd99")), "content changed",
      "content of pirate changed (digest 12ab… then, 34cd… now)"),
     (BASE, under(JSON, start=20), "mix differs",
-     "json acts now, not then, from token 20 on; json begins to act inside this block, at token 20"),
+     "json acts now, not then; json begins to act inside this block, at token 20"),
+    (under(PIRATE), (Stretch(0, (PIRATE,)), Stretch(32)), "mix differs", "pirate acted then, not now, from token 32 on"),
 ]
 
 
