@@ -13,7 +13,7 @@ from torch import Tensor
 from .adapter_read import ReadAdapter
 from .checks import Checks
 from .failures import out_of_memory, sentence
-from .group import Group
+from .late_mixes import LateMixes, acting
 from .live_mix import changed_history, compute_again, give_history, token_mix
 from .loaded import LoadedModel, load_model
 from .look import look
@@ -40,6 +40,7 @@ from .protocol import (
     RequestQueued,
     RequestStarted,
     Sampling,
+    SetMix,
     TextDelta,
     requests_text,
 )
@@ -49,6 +50,8 @@ from .scores import Scores
 from .slot_pool import SlotsBusy
 from .watch import Look, Watched
 
+_TURN = "its turn comes after"
+
 
 class DuplicateRequest(ValueError):
     """A request with the number of one that has not ended; that one goes on."""
@@ -57,11 +60,14 @@ class DuplicateRequest(ValueError):
 class Engine:
     """Everything of one engine; several may live in one process. Not thread-safe: one thread owns it."""
 
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
+    def __init__(self, emit: Emit, wake: Callable[[], None] | None = None) -> None:
+        """With `wake` adapters that lie on disk only are read in a thread, which calls it when a step has something new to look at; who
+        needs one waits and the others go on. Without it the step that needs one reads it."""
+        self._emit, self._wake = emit, wake
         self._model: LoadedModel | None = None
         self._requests: dict[int, Request] = {}
         self._mix: Mix = ()
+        self._late = LateMixes(self._change_mix, emit)
         self._process = psutil.Process()
         self.checks = Checks(self, emit)
         self.scores = Scores(self, emit)
@@ -86,7 +92,7 @@ class Engine:
     def load_model(self, command: LoadModel, cancelled: Callable[[], bool] = lambda: False) -> ModelInfo:
         """Load a base; the one before, its adapters and its requests go when the new one is ready. See `loaded.load_model`."""
         started = time.perf_counter()
-        loaded = load_model(command, self._emit, cancelled, lambda: self._drop_model("to make room for the next base"))
+        loaded = load_model(command, self._emit, cancelled, lambda: self._drop_model("to make room for the next base"), self._wake)
         self._drop_model("another base was loaded")
         self._model = loaded
         self._emit(ModelLoaded(loaded.info, (time.perf_counter() - started) * 1e3))
@@ -98,6 +104,7 @@ class Engine:
         self.checks.drop(f"the base was unloaded: {because}")
         self.scores.drop(f"the base was unloaded: {because}")
         self.drop_requests(f"the base was unloaded: {because}")
+        self._late.drop(f"the base was unloaded: {because}")
         self._model.store.clear()
         self._model, self._mix = None, ()
 
@@ -189,14 +196,22 @@ class Engine:
             self._finish(self._requests[request_id], "aborted")
 
     def set_mix(self, mix: Mix, request_ids: Sequence[int] = (), change: Literal["splice", "recompute", "finish"] = "splice") -> None:
-        """The standing mix, and that of requests from their next token on (see SetMix for `change`).
+        """The standing mix, and that of requests from their next token on (see SetMix for `change`); later, while an adapter of it is read.
 
-        Raises ValueError and changes nothing when refused.
+        Raises ValueError and changes nothing when refused; one that is refused later is told by MixRefused.
         """
-        model = self.model
+        store = self.model.store
+        check_mix(mix, store.infos)
+        store.vocabulary(mix, None)
+        command = SetMix(mix, tuple(request_ids), change)
+        if not self._late.holds_back(command, store):
+            self._change_mix(command)
+
+    def _change_mix(self, command: SetMix) -> None:
+        model, mix, change = self.model, command.mix, command.change
         check_mix(mix, model.store.infos)
         model.store.vocabulary(mix, None)
-        requests = [self._requests[i] for i in request_ids if i in self._requests] if change != "finish" else []
+        requests = [self._requests[i] for i in command.request_ids if i in self._requests] if change != "finish" else []
         changed = [request for request in requests if request.mix.mix != mix]
         if mix == self._mix and not changed:
             return
@@ -269,6 +284,13 @@ class Engine:
         return new_request(self.model, request_id, ids, mix, sampling)
 
     def _admit(self, model: LoadedModel) -> None:
+        """Let run who can, tell the others, and bring nearer what they wait for."""
+        model.store.settle()
+        self._late.go_on(model.store)
+        self._begin(model)
+        model.store.want([*self._late.wanted(), *model.slots.wanted(model.scheduler.queue), *self.scores.wanted()])
+
+    def _begin(self, model: LoadedModel) -> None:
         while model.scheduler.queue:
             try:
                 begun, because = model.scheduler.next_admitted(model.slots)
@@ -277,8 +299,7 @@ class Engine:
                     self._fail(request, sentence(refused.cause), out_of_memory(refused.cause))
                 continue
             if not begun:
-                self._tell_waiting(model.scheduler.queue, because)
-                model.slots.prefetch(model.scheduler.queue)
+                self._tell_waiting(model, because)
                 return
             for request, use in begun:
                 if request.remark:
@@ -286,13 +307,15 @@ class Engine:
                     request.remark = ""
                 self._emit(RequestStarted(request.id, request.prompt_tokens, request.mix.activations, use))
 
-    def _tell_waiting(self, queue: Sequence[Group], because: str) -> None:
-        """What the first waits for, when that changed; and once for each other that it is not its turn."""
-        turn = f"its turn comes after {requests_text(request.id for request in queue[0].requests)}"
+    def _tell_waiting(self, model: LoadedModel, because: str) -> None:
+        """What the first waits for, when that changed; of each other once that it is not its turn, and when its adapters are read."""
+        queue = model.scheduler.queue
+        turn = f"{_TURN} {requests_text(request.id for request in queue[0].requests)}"
         for place, group in enumerate(queue):
-            reason = turn if place else because
+            reason = model.slots.reading(group) or turn if place else because
             for request in group.requests:
-                if request.waits_for != reason and not (place and request.waits_for):
+                told_turn = reason is turn and request.waits_for.startswith(_TURN)
+                if request.waits_for != reason and not told_turn:
                     request.waits_for = reason
                     self._emit(RequestQueued(request.id, reason))
 
@@ -307,9 +330,10 @@ class Engine:
             tell(sentence(error), out_of_memory(error))
 
     def _give_slots(self, mix: Mix) -> None:
-        """Slots for the standing mix at once; when requests hold them all, it gets them with its first request."""
-        with contextlib.suppress(SlotsBusy):
-            self.model.store.acquire([use.name for use in mix if use.scale != 0], None, "the mix that was set")
+        """Slots for the standing mix at once; with its first request when others hold them all, or an adapter must be read first."""
+        if not self.model.store.lacking(acting(mix)):
+            with contextlib.suppress(SlotsBusy):
+                self.model.store.acquire(acting(mix), None, "the mix that was set")
 
     def _swap_back(self, request: Request, before: MixHistory) -> None:
         """After a refusal: what `request` had. When its adapters are gone meanwhile, the request fails, in words."""

@@ -20,8 +20,6 @@ class Group:
     """later groups that were let through while it waited"""
     preempted: bool = False
     """it ran before, and still holds its slots"""
-    fetched: bool = False
-    """its adapters were brought in while it waited, or cannot be: it is told when its turn comes"""
     lacking: int = -1
     """free KV blocks that were too few for it; as long as there are not more it need not be tried"""
 

@@ -1,11 +1,12 @@
 """Slots for the adapters of groups of requests; for what acted on a reply before its mix was changed, too."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from .adapter_store import AdapterStore
 from .failures import out_of_memory, sentence
+from .fetches import Want
 from .group import Group
 from .mix_history import MixHistory
 from .protocol import requests_text
@@ -52,24 +53,18 @@ class GroupSlots:
         for request in group.requests:
             self._store.wait_again(request.id)
 
-    def prefetch(self, queue: Iterable[Group]) -> None:
-        """Bring the adapters of one group that waits into slots that nobody holds, in the order of the queue."""
-        names: dict[str, None] = {}
+    def reading(self, group: Group) -> str:
+        names = list(dict.fromkeys(self._store.lacking(name for request in group.requests for name in request.history.names)))
+        if not names:
+            return ""
+        return f"adapter {names[0]} is being read from disk" if len(names) == 1 else f"adapters {', '.join(names)} are being read from disk"
+
+    def wanted(self, queue: Iterable[Group]) -> Iterator[Want]:
+        """What those that wait will need, in their order."""
         for group in islice(queue, LOOKED_AT):
-            own = [name for request in group.requests for name in request.history.names]
-            names |= dict.fromkeys(own)
-            if group.fetched or self._store.in_slots(own):
-                continue
-            try:
-                self._store.acquire(names, None, f"{requests_text(request.id for request in group.requests)}, which waits")
-                group.fetched = True
-            except SlotsBusy:
-                pass
-            except Exception as error:
-                if not isinstance(error, (ValueError, OSError)) and not out_of_memory(error):
-                    raise
-                group.fetched = True
-            return
+            for request in group.requests:
+                if request.history.names:
+                    yield Want(request.history.names, f"{requests_text([request.id])}, which waits")
 
     def _acquire(self, group: Group) -> str:
         because = requests_text(request.id for request in group.requests)

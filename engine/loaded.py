@@ -67,12 +67,14 @@ class Progress:
         self._emit(ModelLoading(phase, item, done, total))
 
 
-def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], make_room: Callable[[], None]) -> LoadedModel:
+def load_model(
+    command: LoadModel, emit: Emit, cancelled: Callable[[], bool], make_room: Callable[[], None], wake: Callable[[], None] | None = None,
+) -> LoadedModel:
     """Everything a base needs to answer; ModelLoading events on the way.
 
-    `make_room` is called, once, if the weights do not fit beside the base loaded now. Raises LoadCancelled,
-    DownloadCancelled, OutOfMemory, ValueError and OSError with a sentence; what was loaded before is not touched then, unless
-    room had to be made.
+    `make_room` is called, once, if the weights do not fit beside the base loaded now; `wake` is that of its adapters (see Fetches).
+    Raises LoadCancelled, DownloadCancelled, OutOfMemory, ValueError and OSError with a sentence; what was loaded before is not touched
+    then, unless room had to be made.
     """
     progress = Progress(emit, cancelled, command.path or "the default model")
     path = command.path
@@ -95,7 +97,7 @@ def load_model(command: LoadModel, emit: Emit, cancelled: Callable[[], bool], ma
     memory = KvMemory(config.blocks, partial(copy_block_, caches), emit)
     store = AdapterStore(
         decoder, config.slots, config.host_cache_bytes, emit, tokenizer, base.chat_template,
-        lambda why, digest: memory.clear(why, {digest}))
+        lambda why, digest: memory.clear(why, {digest}), wake)
     runner = Runner(decoder, store, caches)
     runner.warm_up()
     progress.check()

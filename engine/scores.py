@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from .failures import out_of_memory, sentence
+from .fetches import Want
 from .protocol import Emit, Score, Scored, ScoreFailed
 from .request import Request
 from .score import Reading
@@ -26,7 +27,12 @@ class Scores:
 
     @property
     def busy(self) -> bool:
-        return self._now is not None or bool(self._queue)
+        """Whether `advance` would compute something: the next one may have to wait for adapters that are read."""
+        return self._now is not None or bool(self._queue) and not self._engine.model.store.lacking(_names(self._queue[0]))
+
+    def wanted(self) -> list[Want]:
+        """The adapters of the next one."""
+        return [Want(_names(self._queue[0]), "the reading of a text")] if self._queue else []
 
     @property
     def requests(self) -> Sequence[Request]:
@@ -65,3 +71,7 @@ class Scores:
         for command in self._queue:
             self._emit(ScoreFailed(command.score_id, because))
         self._queue.clear()
+
+
+def _names(command: Score) -> list[str]:
+    return list(dict.fromkeys(use.name for mix in command.mixes for use in mix if use.scale != 0))

@@ -70,7 +70,7 @@ class _Service:
         self._held: list[Command] = []
         """commands that wait for adapters that are being read"""
         self._watch = FileWatch()
-        self.engine = Engine(self._emit)
+        self.engine = Engine(self._emit, inbox.wake)
 
     def run(self) -> None:
         while True:

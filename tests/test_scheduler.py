@@ -25,6 +25,9 @@ class AllSlots:
     def acquire(self, group: Group, alone: bool) -> str:
         return ""
 
+    def reading(self, group: Group) -> str:
+        return ""
+
     def there(self, group: Group) -> bool:
         return True
 
@@ -283,6 +286,9 @@ class FewSlots:
                 self.inside.remove(idle.pop(0))
             self.inside.append(name)
         self.held |= {request.id: self.adapter[request.id] for request in group.requests}
+        return ""
+
+    def reading(self, group: Group) -> str:
         return ""
 
     def there(self, group: Group) -> bool:
