@@ -37,20 +37,17 @@ from .protocol import (
     RequestFailed,
     RequestFinished,
     RequestPreempted,
-    RequestQueued,
     RequestStarted,
     Sampling,
     SetMix,
     TextDelta,
-    requests_text,
 )
 from .request import Reason, Request
 from .scheduler import GroupRefused, Scheduler
 from .scores import Scores
 from .slot_pool import SlotsBusy
+from .waiting import tell_waiting
 from .watch import Look, Watched
-
-_TURN = "its turn comes after"
 
 
 class DuplicateRequest(ValueError):
@@ -299,25 +296,13 @@ class Engine:
                     self._fail(request, sentence(refused.cause), out_of_memory(refused.cause))
                 continue
             if not begun:
-                self._tell_waiting(model, because)
+                tell_waiting(model.scheduler.queue, because, model.slots, self._emit)
                 return
             for request, use in begun:
                 if request.remark:
                     use = msgspec.structs.replace(use, detail="; ".join(filter(None, (use.detail, request.remark))))
                     request.remark = ""
                 self._emit(RequestStarted(request.id, request.prompt_tokens, request.mix.activations, use))
-
-    def _tell_waiting(self, model: LoadedModel, because: str) -> None:
-        """What the first waits for, when that changed; of each other once that it is not its turn, and when its adapters are read."""
-        queue = model.scheduler.queue
-        turn = f"{_TURN} {requests_text(request.id for request in queue[0].requests)}"
-        for place, group in enumerate(queue):
-            reason = model.slots.reading(group) or turn if place else because
-            for request in group.requests:
-                told_turn = reason is turn and request.waits_for.startswith(_TURN)
-                if request.waits_for != reason and not told_turn:
-                    request.waits_for = reason
-                    self._emit(RequestQueued(request.id, reason))
 
     @contextlib.contextmanager
     def _failing(self, tell: Callable[[str, bool], object]) -> Iterator[None]:
