@@ -1,6 +1,8 @@
 """A store of adapters over a random model, for tests: its events are kept, its tokenizer has words for tokens."""
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from lora_bench.engine.adapter_store import AdapterStore
@@ -25,11 +27,12 @@ class Words:
 class StoreBench:
     """A store over a random model of `facts`, and the events that it told."""
 
-    def __init__(self, facts: ModelFacts, slots: int = 2, host_bytes: int = 10 * BYTES) -> None:
+    def __init__(self, facts: ModelFacts, slots: int = 2, host_bytes: int = 10 * BYTES, **more: Any) -> None:
         self.events: list[Event] = []
         words = Words()
         weights = {name: torch.randn(shape) for name, shape in tensor_shapes(facts).items()}
-        self.store = AdapterStore(Decoder(facts, weights, 16), slots, host_bytes, self.events.append, words)  # type: ignore[arg-type]
+        self.store = AdapterStore(
+            Decoder(facts, weights, 16), slots, host_bytes, self.events.append, words, **more)  # type: ignore[arg-type]
 
     def seen(self, kind: type) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]
