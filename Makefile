@@ -18,6 +18,12 @@ check: $(VENV)/.test
 	@$(PY) -m ruff check
 	@$(PY) -m pytest $(ARGS)
 
+# The stateful property tests of KV memory, slots and scheduler, and the oracle, with EXAMPLES new random lives of each instead of a few.
+EXAMPLES ?= 10000
+properties: $(VENV)/.test
+	EXAMPLES=$(EXAMPLES) $(PY) -m pytest -q tests/test_kv_model.py tests/test_scheduler_model.py tests/test_adapter_store_random.py \
+	  tests/test_kv_oracle.py $(ARGS)
+
 # A bank of cases: CASES is its folder, with the judge in _tools; ARGS go to the judge (--only REGEX, --out FILE).
 cases: $(VENV)/.test
 	@[ -n "$(CASES)" ] || { echo "name the folder of the cases: make cases CASES=/path/to/cases" >&2; exit 2; }

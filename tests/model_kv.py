@@ -115,7 +115,7 @@ class KeptContents:
             return
         for kept in alike:
             kept.go("dropped")
-        self.all.append(new)
+        self.all = [kept for kept in self.all if kept.truths != new.truths] + [new]
 
     def expected(self, truths: Sequence[Truth], had: int = 0) -> tuple[int, int]:
         """What a request with these truths can find when it has its first `had` blocks: (whole blocks, tokens of the one after them).

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from properties import check
 from safetensors.torch import save_file
 from store_bench import BYTES, StoreBench
 
@@ -154,6 +154,4 @@ def test_random_commands_keep_every_promise(tmp_path: Path, tiny_facts: ModelFac
                    for layer in range(2) for kind, out in (("q", 36), ("v", 12)) for half, shape in (("A", (4, 24)), ("B", (out, 4)))},
                   tmp_path / name / "adapter_model.safetensors")
     StoreMachine.folder, StoreMachine.facts = tmp_path, tiny_facts
-    case = StoreMachine.TestCase
-    case.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
-    case().runTest()
+    check(StoreMachine, 50, steps=30)
