@@ -26,8 +26,8 @@ class CacheUse(Struct):
     base_tokens: int = 0
     """of the hit tokens, those on which no adapter acts"""
     llama_cpp_tokens: int = 0
-    """what llama-server's rule for one slot would have had: the tokens of the last request, cleared when adapters or scales differ unless all
-    of the next are aLoRAs"""
+    """what llama-server's rule for one slot would have had: the tokens of the last request, cleared when adapters or scales differ unless
+    all of the next are aLoRAs"""
     name_keyed_wrong: int = 0
     """what a cache that knows adapters by name alone would have reused beyond ours: computed with other content or another scale"""
 
