@@ -332,6 +332,7 @@ class Engine:
         if token < 0:
             self._fail(request, f"the model computed numbers that are not finite at token {len(request.ids)} {self._advice(request)}")
             return
+        self.model.slots.caught_up(request)
         text, reason = request.accept(token)
         if text or reason is None:
             self._emit(TextDelta(request.id, text, request.new_tokens))

@@ -20,6 +20,8 @@ class Group:
     """later groups that were let through while it waited"""
     preempted: bool = False
     """it ran before, and still holds its slots"""
+    whole: bool = False
+    """it has all blocks that it can ever need"""
     lacking: int = -1
     """free KV blocks that were too few for it; as long as there are not more it need not be tried"""
 

@@ -51,7 +51,16 @@ class GroupSlots:
 
     def give_back(self, group: Group) -> None:
         for request in group.requests:
-            self._store.wait_again(request.id)
+            if group.preempted:
+                self.caught_up(request)
+            else:
+                self._store.wait_again(request.id)
+
+    def caught_up(self, request: Request) -> None:
+        """It computes under no former mix now and gives their slots back."""
+        if request.holds_former:
+            request.holds_former = False
+            self._store.acquire(request.mix.names, request.id, f"request {request.id}")
 
     def reading(self, group: Group) -> str:
         names = list(dict.fromkeys(self._store.lacking(name for request in group.requests for name in request.history.names)))
@@ -72,6 +81,8 @@ class GroupSlots:
             self._store.acquire_together({request.id: request.history.names for request in group.requests}, because)
         except MixTooLarge as error:
             raise MixTooLarge(f"{because} run together: {error}" if len(group.requests) > 1 else str(error)) from error
+        for request in group.requests:
+            request.holds_former = len(request.history.parts) > 1
         return ""
 
     def _forget_former(self, request: Request, why: str) -> None:

@@ -65,6 +65,8 @@ class Request:
     long: bool = False
     """computed by the RoPE factors of long requests (see Scheduler)"""
     waits_for: str = ""
+    holds_former: bool = False
+    """the slots of its former mixes as well, to compute again under them"""
     remark: str = ""
     """what is to be said when it goes on, of its former mixes"""
     arrived: float = field(default_factory=time.perf_counter)

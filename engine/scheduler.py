@@ -37,7 +37,7 @@ class Slots(Protocol):
         """Whether every adapter of its mixes is in a slot already."""
 
     def give_back(self, group: Group) -> None:
-        """It waits again and holds nothing."""
+        """It waits again and holds nothing; if it ran before, what it held then."""
 
 
 class GroupRefused(Exception):
@@ -154,8 +154,7 @@ class Scheduler:
                 because = because or lacks
                 passed.append(group)
             elif isinstance(begun := self._begin(group), str):
-                if not group.preempted:
-                    slots.give_back(group)
+                slots.give_back(group)
                 return [], because or begun
             else:
                 for other in passed:
@@ -167,7 +166,7 @@ class Scheduler:
 
     def run_whole(self, request: Request) -> str:
         """Let a request that nobody waits for run with all blocks that it can ever need; "" or what it lacks, nothing changes then."""
-        group = Group([request], 0, preempted=True)
+        group = Group([request], 0, whole=True)
         self._open(request)
         need, free = blocks_for(request.limit) - len(request.table.blocks), self.memory.free
         if not request.reserve(request.limit - request.stored):
@@ -311,3 +310,5 @@ class Scheduler:
             if not request.long and len(request.ids) > self._long_after:
                 request.end()
                 self._open(request)
+                if self._of[request.id].whole:
+                    request.reserve(request.limit - request.stored)

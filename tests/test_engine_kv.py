@@ -287,6 +287,21 @@ def test_what_was_computed_before_a_splice_is_computed_again_as_it_was(make: Mak
     assert run(tight, True) == run(wide, False)
 
 
+def test_the_slots_of_a_former_mix_are_given_back_once_its_tokens_are_computed_again(make: Make) -> None:
+    bench = make(blocks=8, step_tokens=16)
+    bench.submit(1, TokenIds(_ids(20)), max_tokens=60)
+    bench.submit(2, TokenIds(_ids(21, 1)), ONE, max_tokens=60)
+    bench.run(10)
+    bench.engine.set_mix(TWO, (2,))
+    held = []
+    while bench.engine.step():
+        users = {slot.adapter: slot.users for slot in bench.engine.snapshot().slots}
+        held.append(users["one"])
+        assert users["two"] == 1 or not bench.engine.busy
+    steps = held.count(1)
+    assert held[0] == 0 and 1 <= steps <= 5, "to compute again what it acted on, and no longer"
+
+
 def test_a_former_mix_that_is_gone_is_replaced_by_the_one_that_holds_and_that_is_said(make: Make) -> None:
     bench = make(blocks=8)
     bench.submit(1, TokenIds(_ids(20)), max_tokens=60)

@@ -296,7 +296,8 @@ class FewSlots:
 
     def give_back(self, group: Group) -> None:
         for request in group.requests:
-            del self.held[request.id]
+            if not group.preempted:
+                del self.held[request.id]
 
 
 def test_what_the_slots_lack_is_passed_on_and_nothing_is_held() -> None:
