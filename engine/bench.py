@@ -53,7 +53,7 @@ def run_bench(
     engine = Engine(events.append)
     progress("loading the model")
     info = engine.load_model(LoadModel(model, device="cpu", dtype="fp32", slots=CHATS))
-    names = _load_adapters(engine, model, adapters, progress)
+    names = load_adapters(engine, model, adapters, progress)
     cases = _cases(names)
     runs: dict[str, Run] = {
         name: lambda mixes=mixes: _decode(engine, events, mixes, tokens) for name, mixes in cases.items()}
@@ -107,7 +107,7 @@ def _decode(engine: Engine, events: list[Any], mixes: Sequence[Mix], tokens: int
     return drawn / seconds, {op: statistics.fmean(step.ms_by_op[op] for step in steps) for op in steps[0].ms_by_op}
 
 
-def _load_adapters(engine: Engine, model: str | None, paths: Sequence[str], progress: Callable[[str], None]) -> list[str]:
+def load_adapters(engine: Engine, model: str | None, paths: Sequence[str], progress: Callable[[str], None]) -> list[str]:
     from ..sample_adapters import sample_adapters
     chosen = list(paths) or ([str(path) for _, path in sample_adapters()] if model is None else [])
     names = []
@@ -128,10 +128,10 @@ def _cases(names: Sequence[str]) -> dict[str, list[Mix]]:
 
 def main() -> int:
     """The program; returns its exit code (see program.answer)."""
-    return answer(run_bench, _code)
+    return answer(run_bench, exit_code)
 
 
-def _code(error: Exception) -> int:
+def exit_code(error: Exception) -> int:
     if isinstance(error, MissingPackages):
         return WRONG_USAGE
     by_file = isinstance(error, (ValueError, OSError)) and not isinstance(error, (NotMeasured, DefaultModelError))

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -11,7 +11,6 @@ from . import exit_codes, output
 from .arguments import (
     AdapterArgument,
     UsageError,
-    Within,
     adapters_of,
     find_adapter,
     find_any,
@@ -19,6 +18,7 @@ from .arguments import (
     unescape,
 )
 from .comparing_options import compare, sweep
+from .measuring_options import bench
 from .options import (
     DEFAULT_DRAWING,
     DEFAULT_LOADING,
@@ -177,26 +177,6 @@ def doctor(*, json: Json = False) -> int:
 
 
 @app.command
-def bench(
-    model: Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; "
-                                           "none: the default model with the sample adapters.")] = None,
-    /,
-    *,
-    lora: Annotated[tuple[str, ...], Parameter(name="--lora", negative="", show_default=False,
-                    help="An adapter's path or a sample's name; may be given several times. The scales are the measurement's own.")] = (),
-    tokens: Annotated[int, Parameter(validator=Within(2, 4096), help="Tokens of a reply.")] = 48,
-    rounds: Annotated[int, Parameter(validator=Within(1, 100), help="Measured rounds; the median counts.")] = 3,
-    against: Annotated[Literal["peft"] | None, Parameter(help="Also run transformers + PEFT on the same weights, in turns.")] = None,
-    json: Json = False,
-) -> int:
-    """Measure decode speed on this machine's CPU, in fp32: base, one adapter, four chats with four mixes."""
-    from .speed import report
-
-    paths = [find_adapter(AdapterArgument(text, None, 1.0)).path for text in lora]
-    return report(find_model(model) if model else None, paths, tokens, rounds, against, as_json=json)
-
-
-@app.command
 def measure(*, json: Json = False) -> int:
     """Measure the screen with the default model: first paint, first reply, the lag of a key while the engine decodes."""
     from .measure import report
@@ -204,6 +184,7 @@ def measure(*, json: Json = False) -> int:
     return report(as_json=json)
 
 
+app.command(bench)
 app.command(compare)
 app.command(sweep)
 
