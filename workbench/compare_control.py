@@ -68,6 +68,14 @@ class CompareControl:
         """The column gets the mix that the chat has now; undo brings its own back."""
         lane.board.take(self._board_of_chat().now)
 
+    def toggle_invocation(self, lane: Lane) -> None:
+        """The prompt ends with the invocation of the column's aLoRA, or again as the template has it."""
+        adapters = self.state.adapters
+        found = [adapters[use.name].invocation for use in lane.board.mix() if use.name in adapters and adapters[use.name].invocation]
+        if not self.compare.opening and not found:
+            self.compare.hint = f"no aLoRA acts in column {lane.label}: nothing to invoke"
+        self.compare.opening = "" if self.compare.opening else found[0] if found else ""
+
     def _board_of_chat(self) -> MixBoard:
         board = self.state.board
         return self._board(lambda name: Setting(board.acts(name), board[name].scale))
@@ -212,30 +220,11 @@ class CompareControl:
         self.state.comparing = any(run.active for run in self.compare.runs)
 
     def _happened(self, run: Run, row: Row, event: p.Event) -> None:
-        match event:
-            case p.RequestQueued():
-                row.phase, row.note = "queued", event.because
-            case p.RequestPreempted():
-                row.phase, row.note = "queued", event.because
-            case p.RequestStarted():
-                if row.cache is None:
-                    run.made_of(self.state.adapters)
-                    row.cache = event.cache
-                row.phase, row.note, row.activations = "running", "", event.activations
-            case p.InvocationFired():
-                others = tuple(each for each in row.activations if each.adapter != event.activation.adapter)
-                row.activations = (*others, event.activation)
-            case p.TextDelta():
-                row.text += event.text
-                row.pieces += [""] * (event.tokens - len(row.pieces) - 1) + [event.text]
-                row.tokens = event.tokens
-            case p.RequestFinished():
-                row.phase, row.note, row.reason = "done", "", event.reason
-                row.stats, row.ids, row.tokens = event.stats, event.ids, event.stats.new_tokens
-                self._ended(run)
-            case p.RequestFailed():
-                row.phase, row.note = "failed", event.message
-                self._ended(run)
+        if isinstance(event, p.RequestStarted) and row.cache is None:
+            run.made_of(self.state.adapters)
+        row.take(event)
+        if isinstance(event, p.RequestFinished | p.RequestFailed):
+            self._ended(run)
 
     def _ended(self, run: Run) -> None:
         """When the last row of a run has ended: have its figures computed, unless what it was made with is no longer loaded."""

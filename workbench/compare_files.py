@@ -26,3 +26,14 @@ def write_run(run: Run, folder: Path, now: datetime) -> tuple[Path, Path]:
         with file.open("x", encoding="utf-8", errors="replace") as handle:
             handle.write(text)
     return files
+
+
+def export(run: Run | None, now: datetime) -> str:
+    """Write a run to files of the current folder; their names, or why there are none."""
+    if run is None or run.active or run.scoring:
+        return "there is nothing to write yet" if run is None else "wait until all replies and figures are there"
+    try:
+        files = write_run(run, Path.cwd(), now)
+    except OSError as error:
+        return f"nothing was written: {error.filename or 'the current folder'}: {error.strerror or error}"
+    return f"written: {files[0].name} and {files[1].name}, in {files[0].parent}"

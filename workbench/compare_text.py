@@ -18,6 +18,7 @@ from .comparison_text import nats, numbers
 from .mixboard import mix_text
 from .reload_text import SHOWN_DIGEST
 from .text import clean_line
+from .transcript import Item, Notice
 from .votes import Tally, wilson
 from .word_diff import Change, word_changes
 
@@ -170,3 +171,9 @@ def _cell(text: str, width: int) -> str:
 def mix_line(label: str, mix: Mix, contents: Mapping[str, str] = {}) -> str:  # noqa: B006
     """`A  pirate ×0.75 + json ×0.30`."""
     return clean_line(f"{label}  {mix_text(mix, contents)}", 300)
+
+
+def gone_text(items: Sequence[Item]) -> str:
+    """Why the engine is gone, as its card in the chat says it, and what to do."""
+    cause = next((item.text for item in reversed(items) if isinstance(item, Notice) and item.kind == "engine"), "the engine is gone")
+    return f"✗ {clean_line(cause, 200)} · Ctrl+E starts it again"

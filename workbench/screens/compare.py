@@ -1,7 +1,6 @@
 """F3: one prompt to two to four mixes side by side."""
 from __future__ import annotations
 
-from pathlib import Path
 from time import monotonic
 
 from msgspec.structs import replace as changed
@@ -16,13 +15,13 @@ from textual.widgets import Static
 
 from ..commands import run_command
 from ..compare_control import SWEPT_SCALES
-from ..compare_files import write_run
+from ..compare_files import export
 from ..compare_state import MOST_COLUMNS, Lane, Run
-from ..compare_text import QUIET, run_lines, token_lines, votes_line
+from ..compare_text import QUIET, gone_text
 from ..control import MAX_PROMPT, Control
 from ..header import header_line
 from ..keys import bindings
-from ..panels.engine import Panel
+from ..panels.figures import Figures
 from ..text import clean, clean_line, size_text
 from ..transcript import Turn
 from ..widgets.adapter_list import AdapterList
@@ -35,31 +34,8 @@ from ..widgets.token_view import TokenView
 from .steady import SteadySize
 from .sweep import SweepScreen
 
-EMPTY = "Type a prompt: all columns answer it together. Tab goes to the columns, m there sets a mix."
-BLIND = "blind: whose replies these are is told after your vote"
-VOTES = "1 the left one is better · 2 the right one · 3 a tie · 4 both bad"
 JUST_ENDED_S = 0.7
 """Esc so soon after the replies ended was meant to stop them: it does not leave"""
-
-
-class Figures(Panel):
-    """The figures of a run, or of one of its tokens."""
-
-    WRAPS = True
-
-    def show(self, control: Control, tokens: TokenView | None, other: str) -> None:
-        """`other`: label of the column of which alone there is room to tell beside the first; "" tells of all."""
-        run = control.comparing.compare.run
-        if run is None:
-            self.put([Content.assemble((EMPTY, QUIET))])
-        elif run.hidden:
-            self.put([BLIND if run.active else VOTES])
-        elif tokens:
-            self.put(list(token_lines(run, tokens.other, tokens.cursor, self.columns)))
-        else:
-            labels = run.setup.columns[0].label, run.setup.columns[1].label
-            index = next((i for i, column in enumerate(run.setup.columns) if i and column.label == other), None)
-            self.put([*run_lines(run, self.columns, index), Content.assemble((votes_line(run.tally, labels), QUIET))])
 
 
 class CompareScreen(SteadySize, Screen):
@@ -131,7 +107,7 @@ class CompareScreen(SteadySize, Screen):
         self.query_one(MixEditor).show()
         other = "" if self.has_class("-tall") else columns.sides[columns.other].label
         self.query_one(Figures).show(self._control, tokens if tokens.display else None, other)
-        hint = "the engine is gone: Ctrl+E starts it again" if state.engine == "gone" else compare.hint
+        hint = gone_text(state.items) if state.engine == "gone" else compare.hint
         shown = self.query_one("#hint", Static)
         shown.display = bool(hint)
         shown.update(Content(clean_line(hint, 300)))
@@ -224,7 +200,7 @@ class CompareScreen(SteadySize, Screen):
         elif what == "tokens":
             self._open_tokens(run)
         elif what == "export":
-            self._hint(export(run, self._control))
+            self._hint(export(run, self._control.state.clock()))
         elif what == "last sweep":
             self._open_sweep()
         elif lane is not None:
@@ -248,16 +224,9 @@ class CompareScreen(SteadySize, Screen):
         elif what == "history":
             compare.after_chat = not compare.after_chat
         elif what == "invocation":
-            self._toggle_invocation(lane)
+            self._comparing.toggle_invocation(lane)
         elif what == "sweep":
             self._ask_sweep(lane)
-
-    def _toggle_invocation(self, lane: Lane) -> None:
-        compare, adapters = self._comparing.compare, self._control.state.adapters
-        found = [adapters[use.name].invocation for use in lane.board.mix() if use.name in adapters and adapters[use.name].invocation]
-        if not compare.opening and not found:
-            self._hint(f"no aLoRA acts in column {lane.label}: nothing to invoke")
-        compare.opening = "" if compare.opening else found[0] if found else ""
 
     def _ask_sweep(self, lane: Lane) -> None:
         mix = lane.board.mix()
@@ -341,6 +310,9 @@ class CompareScreen(SteadySize, Screen):
 
     def action_pane(self, by: int) -> None:
         """From the prompt to what has the keys above it, column by column, and back."""
+        if not self._has_panes():  # a key right behind F3
+            self.call_after_refresh(self.action_pane, by)
+            return
         over: list[Widget] = [widget for widget in (self.query_one(TokenView), self.query_one(MixEditor)) if widget.display]
         prompt, columns = self.query_one(Prompt), self.query_one(Columns)
         if over:
@@ -377,14 +349,3 @@ class CompareScreen(SteadySize, Screen):
     def stop_here(self) -> bool:
         """Ctrl+C stops what this screen shows; False when nothing runs."""
         return self._comparing.stop()
-
-
-def export(run: Run | None, control: Control) -> str:
-    """Write a run to files of the current folder; their names, or why there are none."""
-    if run is None or run.active or run.scoring:
-        return "there is nothing to write yet" if run is None else "wait until all replies and figures are there"
-    try:
-        files = write_run(run, Path.cwd(), control.state.clock())
-    except OSError as error:
-        return f"nothing was written: {error.filename or Path.cwd()}: {error.strerror or error}"
-    return f"written: {files[0].name} and {files[1].name}, in {files[0].parent}"

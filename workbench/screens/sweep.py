@@ -13,8 +13,9 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from ..charts import column_chart, hbar
+from ..compare_files import export
 from ..compare_state import Row, Run
-from ..compare_text import QUIET, changes, marked, row_lines
+from ..compare_text import QUIET, changes, gone_text, marked, row_lines
 from ..comparison import Distance, by_scale, distance
 from ..comparison_text import nats
 from ..control import Control
@@ -121,13 +122,13 @@ class SweepScreen(SteadySize, Screen):
         text = clean(row.text)
         spans = [(change.second_start, change.second_end) for change in changes(base, text)] if not run.active else []
         self.query_one("#sweep-text", Static).update(marked(text, spans))
-        hint = "the engine is gone: Ctrl+E starts it again" if state.engine == "gone" else self._hint
+        hint = gone_text(state.items) if state.engine == "gone" else self._hint
         self.query_one("#hint", Static).display = bool(hint)
         self.query_one("#hint", Static).update(Content(clean_line(hint, 300)))
         self.refresh_bindings()
 
     async def action_scale(self, by: int) -> None:
-        self._chosen = min(max(self._chosen + by, 0), len(self._run.rows) - 1)
+        self._chosen, self._hint = min(max(self._chosen + by, 0), len(self._run.rows) - 1), ""
         self.query_one("#sweep-reply", VerticalScroll).scroll_home(animate=False)
         await self.show()
 
@@ -136,9 +137,7 @@ class SweepScreen(SteadySize, Screen):
         scroll.scroll_relative(y=by * max(scroll.size.height - 1, 1), animate=False)
 
     async def action_export(self) -> None:
-        from .compare import export
-
-        self._hint = export(self._run, self._control)
+        self._hint = export(self._run, self._control.state.clock())
         await self.show()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:

@@ -17,7 +17,8 @@ from ..compare_text import LIVE_DIFF_CHARACTERS, QUIET, changes, mix_line, row_l
 from ..compare_text import marked as marked_text
 from ..control import Control
 from ..keys import bindings
-from ..text import clean
+from ..mixboard import mix_text
+from ..text import clean, clean_line
 from ..word_diff import Change
 
 LEAST_WIDTH = 38
@@ -63,9 +64,10 @@ def _side(control: Control, label: str, mix: Mix, row: Row | None, run: Run | No
     title = Content.assemble((mix_line(label, mix), "bold"), ("  ✗ not loaded" if missing else "", "$text-error"))
     if row is None or run is None:
         return Side(label, title, None, (Content.assemble(("Enter in the prompt asks all columns", QUIET)),))
-    lines, made_with = row_lines(row), mix_line("made with", row.column.mix, stale_marks(run, control.state.adapters))
-    if row.column.mix != mix or stale_marks(run, control.state.adapters):
-        lines = [Content.assemble((f"{made_with}: Ctrl+R asks again", "$text-warning")), *lines]
+    lines, marks = row_lines(row), stale_marks(run, control.state.adapters)
+    if row.column.mix != mix or marks.keys() & {use.name for use in mix}:
+        made_with = clean_line(mix_text(row.column.mix, marks), 200)
+        lines = [Content.assemble((f"made with {made_with}: Ctrl+R asks again", "$text-warning")), *lines]
     return Side(label, title, row, tuple(lines))
 
 
@@ -146,7 +148,7 @@ class Columns(Horizontal):
 
     @property
     def sides(self) -> list[Side]:
-        return self._sides
+        return self._sides or sides_of(self._control)
 
     @property
     def other(self) -> int:
