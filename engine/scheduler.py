@@ -231,8 +231,9 @@ class Scheduler:
         self._plans += 1
         if self._long_after:
             self._compute_grown_again()
+        prompts = self._prompts()  # before it is known who is ready: what they take over of others may be all that was left
         ready = [request for group in self._groups if group.ready for request in group.requests]
-        prompts = self._prompts()
+        prompts = [(request, wanted) for request, wanted in prompts if not self._of[request.id].ready]
         parts = shares([(request.stored, wanted) for request, wanted in prompts], max(self._step_tokens - len(ready), 1))
         works = [Work(request, 1) for request in ready]
         for (request, _), tokens in zip(prompts, parts, strict=True):

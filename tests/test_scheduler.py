@@ -215,6 +215,16 @@ def test_a_group_begins_whole_and_draws_together() -> None:
     assert drawn[1] == 6
 
 
+def test_a_group_whose_last_tokens_are_taken_over_goes_on_at_once() -> None:
+    scheduler = _scheduler(5, step_tokens=16)
+    for number in range(3):
+        scheduler.add(_request(number, [5], new=1))
+    scheduler.add(_request(3, range(16), new=2), _request(4, range(17), new=2))
+    _admit_all(scheduler)
+    while scheduler.running:
+        assert _plan(scheduler), "those that run stand still"
+
+
 def test_a_group_is_preempted_whole_and_the_rest_of_one_goes_on() -> None:
     scheduler = _scheduler(8, step_tokens=64)
     first = _request(0, 40, new=60)
