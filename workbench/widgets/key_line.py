@@ -22,6 +22,7 @@ class KeyLine(Footer):
         """columns"""
 
     def compose(self) -> ComposeResult:
+        self.mutate_reactive(Footer.compact)  # which lets go of the keys of before: they listen to it
         self._composed_for = self.app.size.width
         keys: list[Any] = list(super().compose())
         for action in SPARED:
