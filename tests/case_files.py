@@ -52,7 +52,7 @@ def big_base(folder: Path, source: Path, megabytes: int) -> Path:
     return folder
 
 
-def markup_adapter(folder: Path, text: str) -> Path:
+def named_adapter(folder: Path, text: str) -> Path:
     """An adapter of the scripted base that does nothing much; its folder is called `text`, without what no name holds."""
     made = folder / text.replace("/", "")
     made.mkdir(parents=True)

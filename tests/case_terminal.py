@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from case_files import SCRIPTS, big_base, markup_adapter, scripted_base
+from case_files import SCRIPTS, big_base, named_adapter, scripted_base
 from terminal import BENCH, Terminal
 
 Step = dict[str, Any]
@@ -49,7 +49,8 @@ class Session:
         self.case, self.home, self.base = case, home, base
         words = case["terminal"]
         arguments = [str(base), *(["--device", "cpu"] if "--cpu" in words["argv"] else [])]
-        self.named = markup_adapter(home, self._typed()) if "markup" in case["id"] else None
+        switched = any(step["do"] == "soak" for step in case["action"])
+        self.named = named_adapter(home, "switched" if switched else self._typed()) if switched or "markup" in case["id"] else None
         if self.named:
             arguments += ["--lora", str(self.named)]
         self.environment = {f"XDG_{kind}_HOME": str(home / kind.lower()) for kind in ("CONFIG", "STATE", "DATA")} | words["env"]
@@ -197,7 +198,7 @@ class Session:
 
     def rename_adapter_alias(self, step: Step) -> None:
         """The adapter's name is its folder's already; its invocation is what is typed."""
-        self._await(lambda text: self.named.name[:8] in text)
+        self._await("+1.00 G0")
         self.terminal.type("\tf")
         self._await("nvocation")
         self.terminal.paste(step["text"])
@@ -237,16 +238,17 @@ class Session:
             if number % round(step["prompt_every_s"] / step["toggle_every_s"]) == 1:
                 turn += 1
                 self.terminal.type("\x0e" if turn % 8 == 0 else ("emoji" if turn % 2 else "wide") + "\r")
-            self.terminal.type("\t m\x1b")
+            self.terminal.type("\t m\x1b[Z")
             self.run(step["toggle_every_s"] / 2)
             lags.append(self._lag())
             self.run(step["toggle_every_s"] / 2)
             if not settled and number >= 20:
                 settled = self._memory()
+                print(f"    after {number} turns of the keys {self._each()}", flush=True)
         grown = self._memory() - settled
         lags.sort()
         p99 = lags[int(len(lags) * 0.99) - 1] * 1e3
-        print(f"    grew {grown:.1f} MB, keys p50 {lags[len(lags) // 2] * 1e3:.0f} ms, p99 {p99:.0f} ms over {len(lags)}")
+        print(f"    at the end {self._each()}: grew {grown:.1f} MB, {len(lags)} keys p50 {lags[len(lags) // 2] * 1e3:.0f} ms, p99 {p99:.0f} ms")
         if grown > self.case["expect"]["rss_growth_mb_max"] or p99 > self.case["expect"]["ui_latency_p99_ms_max"]:
             raise CaseFailed(f"memory grew by {grown:.1f} MB; the 99th percentile of a key's lag is {p99:.0f} ms")
 
@@ -259,6 +261,10 @@ class Session:
         lag = time.monotonic() - began
         self.terminal.type(BACKSPACE)
         return lag
+
+    def _each(self) -> str:
+        """Memory of the screen, the engine and its children."""
+        return " + ".join(f"{process.memory_info().rss / 1e6:.1f}" for process in (self.program, *self.program.children(recursive=True)))
 
     def _memory(self) -> float:
         return sum(process.memory_info().rss for process in (self.program, *self.program.children(recursive=True))) / 1e6
