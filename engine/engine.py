@@ -1,9 +1,8 @@
 """The engine: one base, its adapters, its requests. Methods raise sentences; what happens is told by events."""
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 import msgspec
@@ -13,25 +12,19 @@ from torch import Tensor
 from .adapter_read import ReadAdapter
 from .checks import Checks
 from .failures import out_of_memory, sentence
-from .late_mixes import LateMixes, acting
-from .live_mix import changed_history, compute_again, give_history, token_mix
 from .loaded import LoadedModel, load_model
 from .look import look
-from .mix import Awaited, TokenMix, activation_at, check_mix
-from .mix_history import MixHistory
+from .mixes import Mixes
 from .new_request import asked_request, new_request
 from .protocol import (
     AdapterInfo,
     CheckpointAppeared,
-    CommandFailed,
     Emit,
     EngineSnapshot,
     Generate,
     GenerateTogether,
-    InvocationFired,
     LoadModel,
     Mix,
-    MixSet,
     ModelInfo,
     ModelLoaded,
     RequestFailed,
@@ -45,9 +38,10 @@ from .protocol import (
 from .request import Reason, Request
 from .scheduler import GroupRefused, Scheduler
 from .scores import Scores
-from .slot_pool import SlotsBusy
 from .waiting import tell_waiting
 from .watch import Look, Watched
+
+NO_MODEL = "no base is loaded; load a model first"
 
 
 class DuplicateRequest(ValueError):
@@ -62,9 +56,8 @@ class Engine:
         needs one waits and the others go on. Without it the step that needs one reads it."""
         self._emit, self._wake = emit, wake
         self._model: LoadedModel | None = None
+        self._mixes: Mixes | None = None
         self._requests: dict[int, Request] = {}
-        self._mix: Mix = ()
-        self._late = LateMixes(self._change_mix, emit)
         self._process = psutil.Process()
         self.checks = Checks(self, emit)
         self.scores = Scores(self, emit)
@@ -72,8 +65,15 @@ class Engine:
     @property
     def model(self) -> LoadedModel:
         if self._model is None:
-            raise ValueError("no base is loaded; load a model first")
+            raise ValueError(NO_MODEL)
         return self._model
+
+    @property
+    def mixes(self) -> Mixes:
+        """Those of the base that is loaded."""
+        if self._mixes is None:
+            raise ValueError(NO_MODEL)
+        return self._mixes
 
     @property
     def request_ids(self) -> Collection[int]:
@@ -91,7 +91,7 @@ class Engine:
         started = time.perf_counter()
         loaded = load_model(command, self._emit, cancelled, lambda: self._drop_model("to make room for the next base"), self._wake)
         self._drop_model("another base was loaded")
-        self._model = loaded
+        self._model, self._mixes = loaded, Mixes(loaded, self._requests, self._fail, self._emit)
         self._emit(ModelLoaded(loaded.info, (time.perf_counter() - started) * 1e3))
         return loaded.info
 
@@ -101,9 +101,9 @@ class Engine:
         self.checks.drop(f"the base was unloaded: {because}")
         self.scores.drop(f"the base was unloaded: {because}")
         self.drop_requests(f"the base was unloaded: {because}")
-        self._late.drop(f"the base was unloaded: {because}")
+        self.mixes.drop(f"the base was unloaded: {because}")
         self._model.store.clear()
-        self._model, self._mix = None, ()
+        self._model = self._mixes = None
 
     # -- adapters --------------------------------------------------------------------------------
     @property
@@ -121,18 +121,11 @@ class Engine:
 
     def replace_adapter(self, name: str, read: ReadAdapter) -> None:
         """Put what was read under `name`: for new and waiting requests and the standing mix; running ones finish on what they have."""
-        model = self.model
-        swap = model.store.replace(name, read)
+        swap = self.model.store.replace(name, read)
         for request in (*self._requests.values(), *self.scores.requests):
             if request.id in swap.users:
                 request.history = request.history.renamed(name, swap.kept_as)
-        for request in [request for request in model.scheduler.waiting if not request.started and _names(request.mix, name)]:
-            with self._failing(lambda message, memory, request=request: self._fail(request, message, memory)):
-                give_history(model, request, MixHistory.of(token_mix(model, request.mix.mix, request)))
-        if any(use.name == name for use in self._mix):
-            with self._failing(lambda message, _: self._emit(CommandFailed(
-                    f"adapter {name!r} was reloaded, but has no slot for the mix that is set: {message}"))):
-                self._give_slots(self._mix)
+        self.mixes.reloaded(name)
 
     def watched(self) -> tuple[Watched, ...]:
         """The files of the adapters that are loaded, for a look at them."""
@@ -149,7 +142,7 @@ class Engine:
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; its memory is freed when the last request that uses it or waits for it ends."""
         self.model.store.unload(name)
-        self._mix = tuple(use for use in self._mix if use.name != name)
+        self.mixes.unloaded(name)
 
     def pin_adapter(self, name: str, pinned: bool) -> None:
         self.model.store.pin(name, pinned)
@@ -197,36 +190,7 @@ class Engine:
 
         Raises ValueError and changes nothing when refused; one that is refused later is told by MixRefused.
         """
-        store = self.model.store
-        check_mix(mix, store.infos)
-        store.vocabulary(mix, None)
-        command = SetMix(mix, tuple(request_ids), change)
-        if not self._late.holds_back(command, store):
-            self._change_mix(command)
-
-    def _change_mix(self, command: SetMix) -> None:
-        model, mix, change = self.model, command.mix, command.change
-        check_mix(mix, model.store.infos)
-        model.store.vocabulary(mix, None)
-        requests = [self._requests[i] for i in command.request_ids if i in self._requests] if change != "finish" else []
-        changed = [request for request in requests if request.mix.mix != mix]
-        if mix == self._mix and not changed:
-            return
-        self._give_slots(mix)
-        done: list[tuple[Request, MixHistory]] = []
-        try:
-            for request in changed:
-                before = request.history
-                give_history(model, request, changed_history(request, token_mix(model, mix, request), change == "recompute"))
-                done.append((request, before))
-        except Exception:
-            for request, before in reversed(done):
-                self._swap_back(request, before)
-            raise
-        self._mix = mix
-        recomputed = {request.id: tokens for request in changed if change == "recompute" and (tokens := compute_again(model, request))}
-        activations = {request.id: request.mix.activations for request in changed if request.mix.activations}
-        self._emit(MixSet(mix, {request.id: request.new_tokens for request in requests}, activations, recomputed))
+        self.mixes.set(SetMix(mix, tuple(request_ids), change))
 
     def drop_requests(self, message: str, out_of_memory: bool = False) -> None:
         """Fail every request, running or waiting."""
@@ -283,9 +247,9 @@ class Engine:
     def _admit(self, model: LoadedModel) -> None:
         """Let run who can, tell the others, and bring nearer what they wait for."""
         model.store.settle()
-        self._late.go_on(model.store)
+        self.mixes.go_on()
         self._begin(model)
-        model.store.want([*self._late.wanted(), *model.slots.wanted(model.scheduler.queue), *self.scores.wanted()])
+        model.store.want([*self.mixes.wanted(), *model.slots.wanted(model.scheduler.queue), *self.scores.wanted()])
 
     def _begin(self, model: LoadedModel) -> None:
         while model.scheduler.queue:
@@ -304,30 +268,6 @@ class Engine:
                     request.remark = ""
                 self._emit(RequestStarted(request.id, request.prompt_tokens, request.mix.activations, use))
 
-    @contextlib.contextmanager
-    def _failing(self, tell: Callable[[str, bool], object]) -> Iterator[None]:
-        """What cannot be had is told in words, with whether memory ran out; anything else is a fault and passes."""
-        try:
-            yield
-        except Exception as error:
-            if not isinstance(error, (ValueError, OSError)) and not out_of_memory(error):
-                raise
-            tell(sentence(error), out_of_memory(error))
-
-    def _give_slots(self, mix: Mix) -> None:
-        """Slots for the standing mix at once; with its first request when others hold them all, or an adapter must be read first."""
-        if not self.model.store.lacking(acting(mix)):
-            with contextlib.suppress(SlotsBusy):
-                self.model.store.acquire(acting(mix), None, "the mix that was set")
-
-    def _swap_back(self, request: Request, before: MixHistory) -> None:
-        """After a refusal: what `request` had. When its adapters are gone meanwhile, the request fails, in words."""
-        try:
-            give_history(self.model, request, before)
-        except Exception as error:
-            self._fail(request, f"its mix was changed, that was refused, and its own cannot be had any more: {sentence(error)}",
-                       out_of_memory(error))
-
     def _accept(self, request: Request, token: int) -> None:
         if token < 0:
             self._fail(request, f"the model computed numbers that are not finite at token {len(request.ids)} {self._advice(request)}")
@@ -339,15 +279,7 @@ class Engine:
         if reason is not None:
             self._finish(request, reason)
         elif (written := request.written()) is not None:
-            self._fire(request, written)
-
-    def _fire(self, request: Request, written: Awaited) -> None:
-        """An aLoRA acts from the invocation on that the reply has just written; it is computed again under it."""
-        store, history = self.model.store, request.history
-        activation = activation_at(written.info, request.ids, len(request.ids) - len(written.info.invocation_tokens), store.text)
-        request.rewind(max(activation.start, history.parts[-1].start))
-        request.history = history.replaced(history.mix.fired(written, activation))
-        self._emit(InvocationFired(request.id, activation, request.new_tokens))
+            self.mixes.fire(request, written)
 
     def _advice(self, request: Request) -> str:
         if uses := [f"{use.name} x {use.scale:g}" for use in request.mix.mix if use.scale != 0]:
@@ -377,10 +309,6 @@ class Engine:
         running, store = model.scheduler.running, model.store
         kv = model.memory.view(((request.id, request.mix.mix) for request in running), model.runner.kv_bytes)
         return EngineSnapshot(
-            model=model.info, adapters=store.adapter_views(), slots=store.slot_views(), host=store.host_view(), kv=kv, mix=self._mix,
-            running=tuple(request.id for request in running), waiting=tuple(request.id for request in model.scheduler.waiting),
-            memory_bytes=memory, composed_bytes=store.composed_bytes)
-
-
-def _names(mix: TokenMix, name: str) -> bool:
-    return any(use.name == name for use in mix.mix)
+            model=model.info, adapters=store.adapter_views(), slots=store.slot_views(), host=store.host_view(), kv=kv,
+            mix=self.mixes.standing, running=tuple(request.id for request in running),
+            waiting=tuple(request.id for request in model.scheduler.waiting), memory_bytes=memory, composed_bytes=store.composed_bytes)

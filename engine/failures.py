@@ -18,6 +18,11 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, OutOfMemory, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
+def refusal(error: BaseException) -> bool:
+    """Whether `error` says that something cannot be had (what it names is wrong, or memory ran out); any other is a fault of ours."""
+    return isinstance(error, (ValueError, OSError)) or out_of_memory(error)
+
+
 def sentence(error: BaseException) -> str:
     """ValueError and OSError carry sentences of ours or of the system; anything else is named by its kind."""
     if out_of_memory(error) and not isinstance(error, ValueError):

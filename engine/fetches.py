@@ -10,7 +10,7 @@ from .adapter_records import Records
 from .adapters.adapter import Adapter
 from .adapters.errors import AdapterError
 from .disk_read import DiskRead
-from .failures import out_of_memory, sentence
+from .failures import out_of_memory, refusal, sentence
 from .models.facts import ModelFacts
 from .tiers import Tiers
 
@@ -148,6 +148,6 @@ class Fetches:
         try:
             self._tiers.give_slots([name], None, because, self.again)
         except Exception as error:
-            if not isinstance(error, (ValueError, OSError)) and not out_of_memory(error):
+            if not refusal(error):
                 raise
             self._failures[name] = error  # it is tried once more, and told, when its turn comes

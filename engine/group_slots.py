@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from .adapter_store import AdapterStore
-from .failures import out_of_memory, sentence
+from .failures import refusal, sentence
 from .fetches import Want
 from .group import Group
 from .mix_history import MixHistory
@@ -36,7 +36,7 @@ class GroupSlots:
                 return str(busy)
             why = str(busy)
         except Exception as error:
-            if not isinstance(error, (ValueError, OSError)) and not out_of_memory(error):
+            if not refusal(error):
                 raise
             if not former:
                 raise GroupRefused(group, error) from error
