@@ -13,6 +13,7 @@ from .report import check_loaded
 if TYPE_CHECKING:
     from .engine import Engine
 
+STOPPED = "the check was stopped"
 Work = Generator[str, None, CheckReport]
 
 
@@ -51,6 +52,16 @@ class Checks:
         except Exception as error:
             self._now = None
             self._emit(CheckFailed(name, sentence(error), out_of_memory(error)))
+
+    def cancel(self, name: str) -> bool:
+        """Give up the check of `name`, running or waiting; False when there is none."""
+        there = self._queue.pop(name, None) is not None
+        if self._now is not None and self._now[0] == name:
+            self._now[1].close()
+            self._now, there = None, True
+        if there:
+            self._emit(CheckFailed(name, STOPPED, cancelled=True))
+        return there
 
     def drop(self, because: str) -> None:
         """End every check, told with the cause."""

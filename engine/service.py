@@ -9,14 +9,17 @@ from collections.abc import Callable, Collection, Sequence
 
 from .adapter_loads import AdapterLoads
 from .adapter_read import ReadAdapter
+from .checks import STOPPED
 from .engine import DuplicateRequest, Engine
 from .failures import out_of_memory, sentence
 from .inbox import Inbox
 from .protocol import (
     Abort,
     AdapterFailed,
+    CancelCheck,
     CancelLoad,
     CheckAdapter,
+    CheckFailed,
     ClearCache,
     Command,
     CommandFailed,
@@ -138,6 +141,8 @@ class _Service:
             self._cancel_loads()
         elif isinstance(command, Abort):
             self._abort(command)
+        elif isinstance(command, CancelCheck):
+            self._carry_out(command)
         elif not isinstance(command, Tokenize) and (self._held or self._needs_a_load(command)):
             self._hold(command)
         else:
@@ -208,6 +213,13 @@ class _Service:
                 return
         self._carry_out(command)
 
+    def _cancel_check(self, command: CancelCheck) -> None:
+        """One that waits behind a load is over, too."""
+        held = [other for other in self._held if isinstance(other, CheckAdapter) and other.name == command.name]
+        self._held = [other for other in self._held if other not in held]
+        if not self.engine.checks.cancel(command.name) and held:
+            self._emit(CheckFailed(command.name, STOPPED, cancelled=True))
+
     def _look_at_files(self) -> None:
         found = self._watch.poll(self.engine.watched)
         if found is not None:
@@ -273,6 +285,7 @@ _ACTIONS: dict[type, Callable[[_Service, Command], object]] = {
     UnloadAdapter: lambda service, command: service.engine.unload_adapter(command.name),
     PinAdapter: lambda service, command: service.engine.pin_adapter(command.name, command.pinned),
     SetInvocation: lambda service, command: service.engine.set_invocation(command.name, command.text, command.in_reply),
+    CancelCheck: _Service._cancel_check,
     CheckAdapter: lambda service, command: service.engine.checks.ask(command.name, command.effect),
     Generate: lambda service, command: service.engine.submit(command),
     GenerateTogether: lambda service, command: service.engine.submit_together(command),

@@ -143,6 +143,9 @@ class FakeEngine:
         self.emit(p.CheckProgress(command.name, "measures layer 0"),
                   p.CheckFinished(command.name, report(self.adapters[command.name], command.effect)))
 
+    def _do_CancelCheck(self, command: p.CancelCheck) -> None:
+        self.emit(p.CheckFailed(command.name, "the check was stopped", cancelled=True))
+
     def _do_SetMix(self, command: p.SetMix) -> None:
         old, self.mix = {use.name for use in self.mix}, command.mix
         for slot, use in enumerate(command.mix):

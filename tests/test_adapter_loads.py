@@ -23,7 +23,12 @@ from lora_bench.engine.protocol import (
     AdapterReloaded,
     AdapterUnloaded,
     AdapterUse,
+    CancelCheck,
     CancelLoad,
+    CheckAdapter,
+    CheckFailed,
+    CheckFinished,
+    CheckProgress,
     Command,
     EngineFailed,
     EngineSnapshot,
@@ -381,6 +386,24 @@ def test_a_text_is_scored_once_the_adapters_of_its_mixes_are_read(few: _Loop, mo
         few.wait(Scored)
     (read,) = [event for event in few.of(HostLoaded) if event.adapter == "one"]
     assert read.because == "the reading of a text"
+
+
+def test_a_check_is_stopped_within_a_step_running_or_behind_a_load(
+    loop: _Loop, adapter_folder: Write, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("one", "two"):
+        loop.send(LoadAdapter(str(adapter_folder(name)), name))
+    loop.wait(AdapterLoaded, 2)
+    loop.send(CancelCheck("one"), CheckAdapter("one", True), CheckAdapter("two", True))
+    loop.wait(CheckProgress)
+    loop.send(CancelCheck("one"), CancelCheck("two"))
+    stopped = [CheckFailed(name, "the check was stopped", cancelled=True) for name in ("one", "two")]
+    loop.wait(CheckFailed, 2)
+    assert loop.of(CheckFailed) == stopped and not loop.of(CheckFinished)
+    with slow_disk(monkeypatch):
+        loop.send(ReloadAdapter("one"), CheckAdapter("one"), CheckAdapter("two"), CancelCheck("one"))
+        assert loop.wait(CheckFailed, 3) == stopped[0]
+    assert loop.wait(CheckFinished).name == "two" and loop.of(AdapterReloaded)
 
 
 def test_the_loop_looks_at_the_files_of_its_adapters(loop: _Loop, adapter_folder: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,6 +276,26 @@ def test_a_check_that_cannot_go_on_says_so(tiny_gguf: Callable, adapter_folder: 
     assert failed.name == "x" and "'x'" in failed.message
 
 
+def test_a_check_is_stopped_where_it_is_and_leaves_nothing_behind(tiny_gguf: Callable, adapter_folder: Callable) -> None:
+    bench = Bench(tiny_gguf())
+    for name in "xy":
+        bench.engine.load_adapter(adapter_folder(name), name)
+    checks, memory = bench.engine.checks, bench.engine.model.memory
+    free = memory.free
+    checks.ask("x", True)
+    checks.ask("y", False)
+    while memory.free == free:
+        checks.advance()
+    assert checks.cancel("x") and not checks.cancel("x") and memory.free == free
+    assert all(slot.users == 0 for slot in bench.engine.snapshot().slots)
+    assert bench.of(CheckFailed) == [CheckFailed("x", "the check was stopped", cancelled=True)]
+    assert checks.cancel("y") and not checks.busy and not bench.of(CheckFinished)
+    checks.ask("x", False)
+    while checks.busy:
+        checks.advance()
+    assert [event.name for event in bench.of(CheckFinished)] == ["x"]
+
+
 def test_a_base_that_goes_ends_its_checks(tiny_gguf: Callable, adapter_folder: Callable, tmp_path: Path) -> None:
     bench = Bench(tiny_gguf())
     bench.engine.load_adapter(adapter_folder("x"), "x")

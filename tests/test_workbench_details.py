@@ -76,6 +76,34 @@ async def test_the_header_and_the_first_lines_say_that_a_check_runs() -> None:
         assert lines[0].rstrip().endswith("engine idle") and any("22.8%" in line for line in lines[:12])
 
 
+async def test_esc_stops_a_check_and_leaves_when_none_runs() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        answer, app.engine._do_CheckAdapter = app.engine._do_CheckAdapter, lambda command: None
+        await pilot.press("tab", "i")
+        await wait_until(pilot, lambda: "esc Stop" in screen_text(app) and "esc Back" not in screen_text(app))
+        await pilot.press("escape")
+        await wait_until(pilot, lambda: "the check was stopped: F5 runs one" in screen_text(app))
+        assert app.engine.of(p.CancelCheck) == [p.CancelCheck("pirate")] and len(app.engine.of(p.CheckAdapter)) == 1
+        assert "esc Back" in screen_text(app) and any(entry.text == "check of pirate stopped" for entry in app.state.events)
+        app.engine._do_CheckAdapter = answer
+        await pilot.press("f5")
+        await wait_until(pilot, lambda: "22.8%" in screen_text(app))
+        app.engine._do_CheckAdapter = lambda command: None
+        await pilot.press("f5")
+        await wait_until(pilot, lambda: "esc Stop" in screen_text(app))
+        await pilot.press("escape")
+        await wait_until(pilot, lambda: "the check was stopped" in screen_text(app) and "22.8%" in screen_text(app))
+        await pilot.press("f5")
+        await wait_until(pilot, lambda: "esc Stop" in screen_text(app))
+        await pilot.press("i")
+        await wait_until(pilot, lambda: not isinstance(app.screen, DetailsScreen))
+        assert len(app.engine.of(p.CancelCheck)) == 2, "the check goes on"
+        await pilot.press("i", "escape", "escape")
+        await wait_until(pilot, lambda: not isinstance(app.screen, DetailsScreen))
+        assert len(app.engine.of(p.CancelCheck)) == 3
+
+
 async def test_a_prompt_prefix_is_offered_and_never_applied_unasked() -> None:
     app = bench_app()
     async with running(app) as pilot:

@@ -38,7 +38,8 @@ def fact_lines(state: BenchState, name: str, width: int) -> list[str]:
     if info.norms:
         lines.append(f"{'‖BA‖' if info.dora else '‖ΔW‖'} {sparkline(folded(info.norms, max(width - 6, 8)), 200)}")
     if view:
-        lines.append(f"in {f'slot G{view.slot}' if view.tier == 'slot' else view.tier}{', pinned' if view.pinned else ''}")
+        place = f"in {f'slot G{view.slot}' if view.tier == 'slot' else view.tier}"
+        lines.append(f"{'being read from disk' if view.reading else place}{', pinned' if view.pinned else ''}")
     return lines + [f"! {clean_line(note, 300)}" for note in info.notes]
 
 

@@ -17,7 +17,8 @@ class AdapterChecks:
         self._reports: dict[str, p.CheckReport] = {}
         self.doing: dict[str, str] = {}
         """adapters whose check was asked for -> what it does now, "" while it waits"""
-        self.failures: dict[str, str] = {}
+        self.failures: dict[str, p.CheckFailed] = {}
+        """of the latest check, where it came to no report"""
 
     def report(self, name: str) -> p.CheckReport | None:
         """The latest report, when it is of what is loaded now; one whose adapter is gone stays readable."""
@@ -36,16 +37,22 @@ class AdapterChecks:
         if name in self._state.adapters:
             self._ask(name, True)
 
+    def stop(self, name: str) -> None:
+        """Give up the check that was asked for; it counts as stopped at once."""
+        self._send(p.CancelCheck(name))
+        self.receive(p.CheckFailed(name, "it was stopped", cancelled=True))
+
     def receive(self, event: p.Event) -> None:
         match event:
             case p.CheckProgress():
                 self.doing[event.name] = event.text
             case p.CheckFinished():
                 self.doing.pop(event.name, None)
+                self.failures.pop(event.name, None)
                 self._reports[event.name] = _with_effect_of(event.report, self._reports.get(event.name))
             case p.CheckFailed():
                 self.doing.pop(event.name, None)
-                self.failures[event.name] = event.message
+                self.failures[event.name] = event
             case p.AdapterLoaded() | p.AdapterChanged():
                 self.failures.pop(event.adapter.name, None)
             case p.ModelLoaded():

@@ -95,7 +95,9 @@ KEYS: dict[str, tuple[Key, ...]] = {
     ),
     "details": (
         Key("f1", "app.help", "Help", "What the keys and the words of this screen mean", footer=True),
-        Key("escape,i", "back", "Back", "Back to the chat", footer=True),
+        Key("escape", "stop", "Stop", "Stop the check; what was found before stays", footer=True),
+        Key("escape", "leave", "Back", "Back to the chat, when nothing is to be stopped", footer=True),
+        Key("i", "back", "Back", "Back to the chat, and a check goes on"),
         Key("f5", "effect", "Effect run", "Compare the base's words with and without the adapter, over a few prompts", footer=True),
         Key("p", "insert_prefix", "Prefix to prompt", "Put the prompt prefix that the adapter expects into the prompt", footer=True),
         Key("s", "system_prefix", "Prefix as system", "Make the prompt prefix that the adapter expects the system message", footer=True),

@@ -4,6 +4,7 @@ Plain frozen msgspec structs, no torch.
 """
 from .commands import (
     Abort,
+    CancelCheck,
     CancelLoad,
     CheckAdapter,
     ClearCache,
@@ -132,6 +133,7 @@ __all__ = [
     "AdapterView",
     "CacheCleared",
     "CacheUse",
+    "CancelCheck",
     "CancelLoad",
     "Chat",
     "CheckAdapter",

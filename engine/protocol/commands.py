@@ -76,6 +76,12 @@ class CheckAdapter(Struct):
     effect: bool = False
 
 
+class CancelCheck(Struct):
+    """Give up the check of an adapter, running or waiting: CheckFailed with `cancelled`. Nothing happens when there is none."""
+
+    name: str
+
+
 class Generate(Struct):
     request_id: int
     prompt: Prompt
@@ -142,6 +148,6 @@ class Shutdown(Struct):
 
 
 Command = (
-    LoadModel | CancelLoad | LoadAdapter | ReloadAdapter | UnloadAdapter | PinAdapter | SetInvocation | CheckAdapter
+    LoadModel | CancelLoad | LoadAdapter | ReloadAdapter | UnloadAdapter | PinAdapter | SetInvocation | CheckAdapter | CancelCheck
     | Generate | GenerateTogether | SetMix | Abort | Score | Tokenize | ClearCache | Shutdown
 )

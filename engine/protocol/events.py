@@ -137,6 +137,8 @@ class CheckFailed(Struct):
     name: str
     message: str
     out_of_memory: bool = False
+    cancelled: bool = False
+    """by CancelCheck"""
 
 
 class SlotLoaded(Struct):

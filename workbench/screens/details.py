@@ -10,6 +10,7 @@ from textual.dom import DOMNode
 from textual.screen import Screen
 from textual.widgets import Static
 
+from ...engine.protocol import CheckFailed
 from ..adapter_facts import fact_lines
 from ..charts import BAR
 from ..check_text import MARKS, sections
@@ -45,10 +46,10 @@ class ReportPanel(Panel):
             lines += [title(part.title), *(self._line(line) for line in part.lines), ""]
         self.put(lines)
 
-    def _progress(self, control: Control, doing: str | None, failed: str | None) -> list[str]:
+    def _progress(self, control: Control, doing: str | None, failed: CheckFailed | None) -> list[str]:
         """What a check does, or why it ended; nothing when none was asked for."""
         if failed:
-            return [f"✗ {clean_line(failed, 600)}"]
+            return ["the check was stopped: F5 runs one"] if failed.cancelled else [f"✗ {clean_line(failed.message, 600)}"]
         if doing is None:
             return []
         waits = "waits until the reply is written" if control.state.running else "waits for its turn"
@@ -61,7 +62,7 @@ class ReportPanel(Panel):
 
 
 class DetailsScreen(SteadySize, Screen):
-    """Asks for a check when it is opened; F5 asks for an effect run."""
+    """Asks for a check when it is opened; F5 asks for an effect run, Esc stops what is asked for."""
 
     BINDINGS = bindings("details")
     PALETTE_PANES = ("details", "app")
@@ -69,6 +70,7 @@ class DetailsScreen(SteadySize, Screen):
     def __init__(self, control: Control, name: str) -> None:
         super().__init__(id="details-screen")
         self._control, self._name = control, name
+        self._checking = False
 
     def compose(self) -> ComposeResult:
         yield Static("", id="header", markup=False)
@@ -91,9 +93,14 @@ class DetailsScreen(SteadySize, Screen):
         control.checks.want(self._name)
         self.query_one("#header", Static).update(header_line(control.state, self.size.width), layout=False)
         self.query_one(ReportPanel).show(control, self._name)
+        if self._checking != (self._name in control.checks.doing):
+            self._checking = not self._checking
+            self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
-        """The keys of a prompt prefix are there for adapters that have one."""
+        """Esc stops a check or leaves; the keys of a prompt prefix are there for adapters that have one."""
+        if action in ("stop", "leave"):
+            return (self._name in self._control.checks.doing) is (action == "stop")
         return action not in ("insert_prefix", "system_prefix") or bool(self._control.prompt_prefix(self._name))
 
     async def action_effect(self) -> None:
@@ -108,6 +115,13 @@ class DetailsScreen(SteadySize, Screen):
         self._control.system = self._control.prompt_prefix(self._name)
         self._control.state.hint = f"the system message is now the prompt prefix of {self._name}; /system alone takes it away"
         self.dismiss("")
+
+    async def action_stop(self) -> None:
+        self._control.checks.stop(self._name)
+        await self.show()
+
+    def action_leave(self) -> None:
+        self.action_back()
 
     def action_back(self) -> None:
         self.dismiss("")

@@ -48,7 +48,7 @@ def _row(state: BenchState, board: MixBoard, name: str) -> Row:
     elif name in state.failed:
         place = "✗"
     elif view:
-        place = f"G{view.slot}" if view.tier == "slot" else view.tier
+        place = "…" if view.reading else f"G{view.slot}" if view.tier == "slot" else view.tier
     else:
         place = "–" if state.engine == "gone" else "host" if name in state.adapters else "…"
     info = state.adapters.get(name)
