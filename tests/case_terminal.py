@@ -248,7 +248,8 @@ class Session:
         grown = self._memory() - settled
         lags.sort()
         p99 = lags[int(len(lags) * 0.99) - 1] * 1e3
-        print(f"    at the end {self._each()}: grew {grown:.1f} MB, {len(lags)} keys p50 {lags[len(lags) // 2] * 1e3:.0f} ms, p99 {p99:.0f} ms")
+        p50 = lags[len(lags) // 2] * 1e3
+        print(f"    at the end {self._each()}: grew {grown:.1f} MB, {len(lags)} keys p50 {p50:.0f} ms, p99 {p99:.0f} ms")
         if grown > self.case["expect"]["rss_growth_mb_max"] or p99 > self.case["expect"]["ui_latency_p99_ms_max"]:
             raise CaseFailed(f"memory grew by {grown:.1f} MB; the 99th percentile of a key's lag is {p99:.0f} ms")
 
