@@ -5,13 +5,13 @@ from collections.abc import Generator, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from .alora import find_last
 from .blocks import blocks_for
 from .chat import prompt_ids
 from .check_prompts import PROMPTS
+from .divergence import divergence, log_shares
 from .loaded import LoadedModel
 from .look import look
 from .protocol import AdapterInfo, AdapterUse, Chat, Message, PromptEffect, Sampling
@@ -126,8 +126,7 @@ class _Tally:
 
         Tokens that an adapter adds have no counterpart in the base and are left out.
         """
-        p, q = (torch.log_softmax(logits, -1)[:, :vocab] for logits in (base, other))
-        self.kl += (p.exp() * (p - q)).sum(-1).clamp_min(0).sum().item()
+        self.kl += divergence(log_shares(base, vocab), log_shares(other, vocab)).sum().item()
         firsts, others = base[:, :vocab].argmax(-1).tolist(), other.argmax(-1).tolist()
         changes = [(first, second, position + i) for i, (first, second) in enumerate(zip(firsts, others, strict=True)) if first != second]
         self.positions += len(firsts)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .adapter_read import ReadAdapter
 from .checks import Checks
-from .failures import out_of_memory, sentence
+from .failures import not_finite, out_of_memory, sentence
 from .loaded import LoadedModel, load_model
 from .look import look
 from .mixes import Mixes
@@ -270,7 +270,7 @@ class Engine:
 
     def _accept(self, request: Request, token: int) -> None:
         if token < 0:
-            self._fail(request, f"the model computed numbers that are not finite at token {len(request.ids)} {self._advice(request)}")
+            self._fail(request, not_finite(f"token {len(request.ids)}", request.mix.mix, self.model.info.dtype))
             return
         self.model.slots.caught_up(request)
         text, reason = request.accept(token)
@@ -280,12 +280,6 @@ class Engine:
             self._finish(request, reason)
         elif (written := request.written()) is not None:
             self.mixes.fire(request, written)
-
-    def _advice(self, request: Request) -> str:
-        if uses := [f"{use.name} x {use.scale:g}" for use in request.mix.mix if use.scale != 0]:
-            return f"(mix: {', '.join(uses)}); lower the scales"
-        wider = "load it with --dtype fp32, or get" if self.model.info.dtype != "fp32" else "get"
-        return f"with no adapter in its mix: that is the base's own doing; {wider} another copy of the base"
 
     def _finish(self, request: Request, reason: Reason) -> None:
         self._forget(request)

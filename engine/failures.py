@@ -6,6 +6,8 @@ import re
 import psutil
 import torch
 
+from .protocol import Mix
+
 _ASKED = re.compile(r"tried to allocate ([\d.]+ ?(?:bytes|[KMGT]iB))", re.IGNORECASE)
 
 
@@ -29,6 +31,16 @@ def sentence(error: BaseException) -> str:
         return _memory_sentence(str(error))
     text = str(error).strip() or type(error).__name__
     return text if isinstance(error, (ValueError, OSError)) or not str(error) else f"{type(error).__name__}: {text}"
+
+
+def not_finite(where: str, mix: Mix, dtype: str) -> str:
+    """What to say of logits `where` ("token 7") that are NaN or infinite under `mix`, on a base in `dtype`, and what to do."""
+    if uses := [f"{use.name} x {use.scale:g}" for use in mix if use.scale != 0]:
+        why = f"(mix: {', '.join(uses)}); lower the scales"
+    else:
+        wider = "load it with --dtype fp32, or get" if dtype != "fp32" else "get"
+        why = f"with no adapter in its mix: that is the base's own doing; {wider} another copy of the base"
+    return f"the model computed numbers that are not finite at {where} {why}"
 
 
 def _memory_sentence(text: str) -> str:

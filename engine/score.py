@@ -109,7 +109,7 @@ class Reading:
     def _read(self, requests: Sequence[Request]) -> Generator[None, None, list[ScoreRow]]:
         """All of the text, the rows always at the same token where logits are wanted."""
         runner, reply, first = self._engine.model.runner, self._command.reply, len(self._prompt) - 1
-        rows = [ScoreRow(request, reply, self._command.top) for request in requests]
+        rows = [ScoreRow(request, reply, self._command.top, self._engine.model.info.dtype) for request in requests]
         while works := self._behind(requests, first):
             runner.logits(works)
             yield

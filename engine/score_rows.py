@@ -7,17 +7,19 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from .divergence import divergence, log_shares
+from .failures import not_finite
 from .protocol import ScoredRow, TokenChance
 from .request import Request
 
 
 class ScoreRow:
-    """One mix over the tokens of a reply. Logits are float64 here: between two mixes that hardly differ, KL is the small difference of
-    large sums, in which fp32 leaves noise of 1e-7 that would look like an adapter at work."""
+    """One mix over the tokens of a reply."""
 
-    def __init__(self, request: Request, reply: Sequence[int], top: int) -> None:
+    def __init__(self, request: Request, reply: Sequence[int], top: int, dtype: str) -> None:
+        """`top`: likeliest tokens to tell of every position; `dtype`: of the base, for a sentence about logits that are not finite."""
         self.vocab = request.vocabulary.head_rows
-        self._request, self._reply = request, reply
+        self._request, self._reply, self._dtype = request, reply, dtype
         self._top_count = min(top, self.vocab)
         self._texts: dict[int, str] = {}
         self._logprobs: list[float] = []
@@ -26,17 +28,17 @@ class ScoreRow:
         self._top: list[tuple[TokenChance, ...]] = []
 
     def add(self, logits: Tensor, at: int) -> Tensor:
-        """Logits [n, vocab] before the tokens of the reply from `at` on, -inf beyond its own vocabulary; returns their log-softmax,
-        float64. Raises ValueError where they are not finite."""
+        """Logits [n, vocab] before the tokens of the reply from `at` on; returns their `log_shares` over its own vocabulary.
+
+        Raises ValueError where they are not finite.
+        """
         chosen = torch.tensor(self._reply[at:at + len(logits)], device=logits.device)[:, None]
-        logprobs = torch.log_softmax(logits[:, : self.vocab].double(), -1)
+        logprobs = log_shares(logits, self.vocab)
         own = logprobs.gather(1, chosen)
         values = own[:, 0].tolist()
         if not all(map(isfinite, values)):
             wrong = next(i for i, value in enumerate(values) if not isfinite(value))
-            mix = ", ".join(f"{use.name} x {use.scale:g}" for use in self._request.mix.mix)
-            raise ValueError(f"the model computes numbers that are not finite at token {at + wrong} of the reply "
-                             f"({f'mix: {mix}); lower the scales' if mix else 'the base alone); load it with --dtype fp32'}")
+            raise ValueError(not_finite(f"token {at + wrong} of the reply", self._request.mix.mix, self._dtype))
         self._logprobs += values
         self._ranks += (1 + (logprobs > own).sum(-1)).tolist()
         best, ids = logprobs.topk(self._top_count, dim=-1)
@@ -64,15 +66,12 @@ def add_distances(rows: Sequence[ScoreRow], logits: Sequence[Tensor], at: int, v
 
     KL is over the first `vocab` tokens, the base's: what an adapter adds has no counterpart in another mix.
     """
-    first = rows[0].add(logits[0], at)
-    p = _of_base(first, vocab)
-    weights = p.exp()
-    rows[0].add_kl([0.0] * len(p))
+    first = _of_base(rows[0].add(logits[0], at), vocab)
+    rows[0].add_kl([0.0] * len(first))
     for row, own in zip(rows[1:], logits[1:], strict=True):
-        q = _of_base(row.add(own, at), vocab)
-        row.add_kl((weights * (p - q)).sum(-1).clamp_min(0).tolist())
+        row.add_kl(divergence(first, _of_base(row.add(own, at), vocab)).tolist())
 
 
 def _of_base(logprobs: Tensor, vocab: int) -> Tensor:
     """The same without tokens beyond `vocab`, their share given to the others."""
-    return logprobs if logprobs.shape[-1] == vocab else torch.log_softmax(logprobs[:, :vocab], -1)
+    return logprobs if logprobs.shape[-1] == vocab else log_shares(logprobs, vocab)
