@@ -216,7 +216,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         works = scheduler.plan()
         self._check_stopped(before, ran)
         for request in [*scheduler.full]:
-            assert request.id in {other.id for other in ran} and len({self.group_of[other.id] for other in ran}) == 1
+            stopped = {preempted.request.id for preempted in scheduler.preempted}
+            assert {self.group_of[other.id] for other in ran if other.id not in stopped} == {self.group_of[request.id]}
             self._end(request)
         working = [work.request.id for work in works]
         assert len(set(working)) == len(working) and set(working) <= {request.id for request in scheduler.running}
