@@ -32,8 +32,12 @@ def give_history(model: LoadedModel, request: Request, history: MixHistory) -> N
         raise MixError(f"request {request.id} holds the token {lost}, {request.vocabulary.tokenizer.token_text([lost])[0]!r}, that "
                        "only an adapter of its old mix has; keep that adapter in the mix until the reply ends")
     if request.started:
-        again = request.table is not None and request.pending > 1  # it computes under its former mixes, too
-        model.store.acquire(history.names if again else mix.names, request.id, f"request {request.id}, whose mix was changed")
+        former = history.uses_from(request.stored)
+        again = (request.table is not None and request.stored < history.parts[-1].start
+                 and all(model.store.holds(use.name, use.digest) for use in former))
+        names = (*mix.names, *(use.name for use in former if again))
+        model.store.acquire(names, request.id, f"request {request.id}, whose mix was changed")
+        request.holds_former = again
     else:
         model.store.expect(request.id, mix.names)
     request.history, request.vocabulary, request.end_tokens = history, vocabulary, end_tokens(model, vocabulary)

@@ -21,7 +21,8 @@ def look(model: LoadedModel, requests: Sequence[Request], because: str, wanted_f
     try:
         for request in requests:
             request.wanted_from = wanted_from
-            model.store.acquire(request.mix.names, request.id, because)
+            model.store.acquire(request.history.names, request.id, because)
+            request.holds_former = True
             if lacks := scheduler.run_whole(request):
                 raise ValueError(f"{because} over {len(request.ids)} tokens cannot be had now: {lacks}")
         yield scheduler

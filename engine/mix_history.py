@@ -39,7 +39,12 @@ class MixHistory:
     @property
     def uses(self) -> tuple[ActiveUse, ...]:
         """Everything that acts on some token."""
-        return tuple(use for part in self.parts for use in part.mix.active)
+        return self.uses_from(0)
+
+    def uses_from(self, token: int) -> tuple[ActiveUse, ...]:
+        """Everything that acts on the tokens from index `token` on."""
+        ends = (*(part.start for part in self.parts[1:]), 1 << 62)
+        return tuple(use for part, end in zip(self.parts, ends, strict=True) if end > token for use in part.mix.active)
 
     @property
     def names(self) -> tuple[str, ...]:

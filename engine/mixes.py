@@ -59,8 +59,9 @@ class Mixes:
         """What `name` means now is for requests that wait and have not begun, and for the standing mix."""
         for request in self._model.scheduler.waiting:
             if not request.started and any(use.name == name for use in request.mix.mix):
+                there = tuple(use for use in request.mix.mix if use.name in self._model.store.infos)  # what was off may be unloaded
                 with self._failing(lambda message, memory, request=request: self._fail(request, message, memory)):
-                    give_history(self._model, request, MixHistory.of(token_mix(self._model, request.mix.mix, request)))
+                    give_history(self._model, request, MixHistory.of(token_mix(self._model, there, request)))
         if any(use.name == name for use in self.standing):
             with self._failing(lambda message, _: self._emit(CommandFailed(
                     f"adapter {name!r} was reloaded, but has no slot for the mix that is set: {message}"))):

@@ -14,6 +14,8 @@ from .vocabulary import Vocabulary
 
 def asked_request(model: LoadedModel, command: Generate) -> Request:
     """The request of a command, its prompt cut with the tokens of its mix; not queued."""
+    if command.request_id < 0:
+        raise ValueError(f"request {command.request_id} has a number below 0, as the engine's own looks have; give it another one")
     check_sampling(command.sampling)
     check_length(command.prompt, model.config.context)
     check_mix(command.mix, model.store.infos)

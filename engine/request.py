@@ -95,6 +95,13 @@ class Request:
         return max(self.stored, len(self.ids) - 1) if self.new_tokens else self.stored
 
     @property
+    def lacks_former(self) -> bool:
+        """Whether tokens are to be computed again on which a former mix acts that it holds no slots for."""
+        *former, now = self.history.parts
+        return (not self.holds_former and self._memory is not None and self.stored < now.start
+                and any(part.mix.active for part in former))
+
+    @property
     def decoding(self) -> bool:
         return self.new_tokens > 0
 

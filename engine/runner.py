@@ -75,11 +75,14 @@ class Runner:
     def _lora(self, works: Sequence[Work], every: bool) -> ActiveLora | None:
         """None when no adapter acts on any token of the step: the base path then runs bit for bit."""
         spans = [Span(*piece) for work in works for piece in work.request.history.pieces(work.request.stored, work.tokens)]
-        names = {use.name for span in spans for use in span.mix.active if use.start < span.position + span.count}
-        if not names:
+        acting = {use.name: use.digest for span in spans for use in span.mix.active if use.start < span.position + span.count}
+        if not acting:
             return None
+        for name, digest in acting.items():
+            if not self._store.holds(name, digest):
+                raise LookupError(f"adapter {name!r} holds other content than a request began with; start that request again")
         ends = [Span(work.request.mix, work.request.stored + work.tokens - 1, 1) for work in works if work.sampled]
-        return active_lora(self._store.routing(names), spans, spans if every else ends)
+        return active_lora(self._store.routing(acting), spans, spans if every else ends)
 
     def _chunk(self, work: Work, every: bool) -> Chunk:
         request = work.request

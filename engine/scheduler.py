@@ -231,6 +231,8 @@ class Scheduler:
         self._plans += 1
         if self._long_after:
             self._compute_grown_again()
+        for group in [group for group in self._groups if any(request.lacks_former for request in group.requests)]:
+            self._set_back(group, "what it said under its former mixes is computed again, and these must have slots first")
         prompts = self._prompts()  # before it is known who is ready: what they take over of others may be all that was left
         ready = [request for group in self._groups if group.ready for request in group.requests]
         prompts = [(request, wanted) for request, wanted in prompts if not self._of[request.id].ready]
@@ -289,11 +291,14 @@ class Scheduler:
         return [work for work in works if not (work.sampled and self._of[work.request.id].number in late)]
 
     def _preempt(self, group: Group, for_: Group) -> None:
+        self._set_back(group, (
+            f"KV memory ran out: its blocks go to {requests_text(request.id for request in for_.requests)}, which came first" if
+            group is not for_ else f"KV memory ran out: the {self.memory.blocks} blocks hold what came first"))
+
+    def _set_back(self, group: Group, because: str) -> None:
         self._groups.remove(group)
         self._queue.appendleft(group)
         group.preempted, group.lacking = True, -1
-        because = (f"KV memory ran out: its blocks go to {requests_text(request.id for request in for_.requests)}, which came first" if
-                   group is not for_ else f"KV memory ran out: the {self.memory.blocks} blocks hold what came first")
         for request in group.requests:
             self.preempted.append(Preempted(request, because, request.stored))
             request.end()

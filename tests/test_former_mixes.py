@@ -1,0 +1,116 @@
+"""Replies whose mix was changed, and whose beginning must be computed again under what acted on it then."""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from engine_bench import Bench
+from torch import Tensor
+
+from lora_bench.engine.look import look
+from lora_bench.engine.mix_history import MixHistory
+from lora_bench.engine.protocol import AdapterUse, RequestFailed, RequestPreempted, RequestStarted, Sampling, TokenIds
+
+Write = Callable[..., Path]
+ONE, TWO, THREE = ((AdapterUse(name, 0.5),) for name in ("one", "two", "three"))
+TRAINED = 64
+"""tokens up to which the base turns by the short factors"""
+LONG_ROPE = {"original_max_position_embeddings": TRAINED, "rope_scaling": {
+    "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.0, 4.0, 9.0], "factor": 4.0}}
+
+
+@pytest.fixture
+def folders(adapter_folder: Write) -> dict[str, Path]:
+    return {name: adapter_folder(name, ("q_proj", "v_proj", "down_proj")) for name in ("one", "two", "three")}
+
+
+@pytest.fixture
+def bench(tiny_folder: Write, tiny_tensors: dict[str, Tensor], folders: dict[str, Path]) -> Bench:
+    """Two slots for three adapters, on a base that hardly ever says a special token."""
+    head = tiny_tensors["lm_head.weight"].clone()
+    head[:5] = 0
+    made = Bench(tiny_folder(config=LONG_ROPE, tensors={"lm_head.weight": head}), slots=2)
+    for name, folder in folders.items():
+        made.engine.load_adapter(str(folder), name)
+    return made
+
+
+def _change(bench: Bench, prompt: Sequence[int]) -> object:
+    """Request 1 goes on under TWO from its fifth token on; what acted before loses its slot. Returns the request."""
+    bench.submit(1, TokenIds(tuple(prompt)), ONE, max_tokens=60)
+    bench.run(5)
+    bench.engine.set_mix(TWO, (1,))
+    bench.engine.set_mix(THREE)
+    assert {slot.adapter for slot in bench.engine.snapshot().slots} == {"two", "three"}
+    return bench.engine.model.scheduler.running[0]
+
+
+def _best(bench: Bench, ids: Sequence[int], history: MixHistory) -> Tensor:
+    """The tokens [tokens] that the logits at each of `ids` prefer, computed anew under `history`."""
+    engine = bench.engine
+    engine.clear_cache()
+    request = engine.make_request(-1, list(ids), (), Sampling(max_tokens=1))
+    request.history, found = history, []
+    with look(engine.model, [request], "a test") as scheduler:
+        while works := scheduler.plan():
+            found.append(engine.model.runner.logits(works, every=True))
+    return torch.cat(found).argmax(-1)
+
+
+def _prompt(seed: int, count: int = 30) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(5, 50) for _ in range(count)]
+
+
+def test_what_grows_beyond_longrope_s_trained_length_is_computed_again_under_its_former_mix(bench: Bench, seed: int) -> None:
+    prompt = _prompt(seed)
+    request = _change(bench, prompt)
+    bench.run()
+    reply, (preempted,) = bench.ids(1), bench.of(RequestPreempted)
+    assert len(reply) == 60 and preempted.tokens == 0 and "must have slots first" in preempted.because
+    ids = [*prompt, *reply]
+    short = _best(bench, ids[:TRAINED], request.history)[len(prompt) - 1 :].tolist()
+    long = _best(bench, ids[:-1], request.history)[TRAINED:].tolist()
+    assert [*short, *long] == list(reply)
+
+
+def test_a_former_mix_that_means_other_content_by_then_is_not_taken_for_what_it_was(
+        bench: Bench, folders: dict[str, Path], adapter_folder: Write, seed: int) -> None:
+    request = _change(bench, _prompt(seed))
+    former = request.history
+    adapter_folder("one", ("q_proj", "v_proj", "down_proj"))
+    bench.engine.reload_adapter("one")
+    bench.run()
+    assert "all of it under the mix that holds now: one of its former mix is not loaded any more" in bench.of(RequestStarted)[1].cache.detail
+    assert [part.mix for part in request.history.parts] == [former.mix] and len(bench.ids(1)) == 60
+
+
+def test_a_reply_that_lost_its_beginning_takes_the_slots_of_its_former_mix_again(bench: Bench, seed: int) -> None:
+    prompt = _prompt(seed, 20)
+    request = _change(bench, prompt)
+    bench.engine.clear_cache()
+    request.rewind(3)
+    bench.engine.set_mix(TWO, (1,), "splice")
+    bench.run(4)
+    assert len(bench.of(RequestPreempted)) == 1 and {slot.adapter for slot in bench.engine.snapshot().slots} == {"one", "two"}
+    bench.run(20)
+    ids = list(request.ids)
+    assert _best(bench, ids[:-1], request.history)[len(prompt) - 1 :].tolist() == ids[len(prompt) :]
+
+
+def test_an_adapter_that_is_off_may_go_while_others_of_the_mix_are_reloaded(bench: Bench, adapter_folder: Write, seed: int) -> None:
+    bench.submit(1, TokenIds(tuple(_prompt(seed))), ONE, max_tokens=3)
+    bench.submit(2, TokenIds(tuple(_prompt(seed))), (AdapterUse("three", 0.0), *TWO), max_tokens=3)
+    bench.engine.unload_adapter("three")
+    adapter_folder("two", ("q_proj",))
+    bench.engine.reload_adapter("two")
+    bench.run()
+    assert not bench.of(RequestFailed) and len(bench.ids(2)) == 3
+
+
+def test_numbers_of_looks_are_no_numbers_of_requests(bench: Bench) -> None:
+    with pytest.raises(ValueError, match="request -1 has a number below 0"):
+        bench.submit(-1, TokenIds((7, 8)))
