@@ -84,7 +84,8 @@ def test_a_former_mix_that_means_other_content_by_then_is_not_taken_for_what_it_
     adapter_folder("one", ("q_proj", "v_proj", "down_proj"))
     bench.engine.reload_adapter("one")
     bench.run()
-    assert "all of it under the mix that holds now: one of its former mix is not loaded any more" in bench.of(RequestStarted)[1].cache.detail
+    told = bench.of(RequestStarted)[1].cache.detail
+    assert "all of it under the mix that holds now: one of its former mix is not loaded any more" in told
     assert [part.mix for part in request.history.parts] == [former.mix] and len(bench.ids(1)) == 60
 
 
