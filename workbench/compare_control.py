@@ -5,8 +5,9 @@ import random
 from collections.abc import Callable, Sequence
 
 from ..engine import protocol as p
-from .compare_state import MOST_COLUMNS, CompareState, Lane, Row, Run
+from .compare_state import MOST_COLUMNS, CompareState, Lane, Run
 from .comparison import LABELS, Column, Setup, mixes_to_score, sweep_columns
+from .comparison_row import Row
 from .mixboard import MixBoard, Setting
 from .scales import parse_scales
 from .state import BenchState

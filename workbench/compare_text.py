@@ -12,8 +12,9 @@ from textual.content import Content, Span
 
 from ..engine.protocol import Activation, AdapterInfo, Mix, Scored, TokenChance
 from .charts import folded, sparkline
-from .compare_state import Row, Run
+from .compare_state import Run
 from .comparison import Round, Setup, attribution
+from .comparison_row import Row
 from .comparison_text import nats, numbers
 from .mixboard import mix_text
 from .reload_text import SHOWN_DIGEST

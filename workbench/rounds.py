@@ -2,36 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from ..engine import protocol as p
 from . import exit_codes
 from .comparison import Reply, Round, Setup
+from .comparison_row import Row
 from .engine_run import EngineRun
 from .exit_codes import Failed
 from .text import counted
-
-
-@dataclass
-class _Row:
-    """A reply as it comes."""
-
-    text: str = ""
-    pieces: list[str] = field(default_factory=list)
-    started: p.RequestStarted | None = None
-    finished: p.RequestFinished | None = None
-    failed: str = ""
-
-    @property
-    def over(self) -> bool:
-        return self.finished is not None or bool(self.failed)
-
-    def reply(self) -> Reply:
-        if self.finished is None:
-            return Reply(failed=self.failed)
-        start = self.started or p.RequestStarted(0, 0)
-        end = self.finished
-        return Reply(self.text, end.ids, tuple(self.pieces), end.reason, end.stats, start.activations, start.cache)
 
 
 def ask_round(engine: EngineRun, setup: Setup, prompt: p.Prompt, number: int, mixes: Sequence[p.Mix], what: str) -> Round:
@@ -41,42 +19,32 @@ def ask_round(engine: EngineRun, setup: Setup, prompt: p.Prompt, number: int, mi
     and when memory ran out.
     """
     first = 1 + number * len(setup.columns)
-    rows = {first + i: _Row() for i in range(len(setup.columns))}
-    engine.send(p.GenerateTogether(tuple(
-        p.Generate(request, prompt, column.mix, setup.sampling) for request, column in zip(rows, setup.columns, strict=True))))
+    rows = {first + i: Row(first + i, column) for i, column in enumerate(setup.columns)}
+    engine.send(p.GenerateTogether(tuple(p.Generate(number, prompt, row.column.mix, setup.sampling) for number, row in rows.items())))
     said: set[str] = set()
     for event in engine.events():
         _take(engine, rows, event, said)
-        tokens = sum(len(row.pieces) for row in rows.values())
+        tokens = sum(row.tokens for row in rows.values())
         engine.progress.show(f"{what}: {counted(tokens, 'token')}")
-        if all(row.over for row in rows.values()):
+        if not any(row.active for row in rows.values()):
             break
-    replies = tuple(row.reply() for row in rows.values())
+    replies = tuple(row.reply for row in rows.values())
     for activations in dict.fromkeys(reply.activations for reply in replies):
         engine.warn_of_silent(activations, setup.adapters, "this prompt")
     scored, why_not = _score(engine, prompt, replies[0], mixes, number, what)
     return Round(prompt, replies, scored, why_not)
 
 
-def _take(engine: EngineRun, rows: dict[int, _Row], event: p.Event, said: set[str]) -> None:
+def _take(engine: EngineRun, rows: dict[int, Row], event: p.Event, said: set[str]) -> None:
     row = rows.get(getattr(event, "request_id", 0))
     if row is None:
         return
-    match event:
-        case p.RequestQueued() if event.because not in said:
-            said.add(event.because)
-            engine.warn(f"waiting: {event.because}")
-        case p.RequestStarted():
-            row.started = row.started or event  # what it found when it began; later ones follow a preemption
-        case p.TextDelta():
-            row.text += event.text
-            row.pieces += [""] * (event.tokens - 1 - len(row.pieces)) + [event.text]
-        case p.RequestFinished():
-            row.finished = event
-        case p.RequestFailed(out_of_memory=True):
-            raise Failed(event.message, exit_codes.OUT_OF_MEMORY)
-        case p.RequestFailed():
-            row.failed = event.message
+    row.take(event)
+    if isinstance(event, p.RequestFailed) and event.out_of_memory:
+        raise Failed(event.message, exit_codes.OUT_OF_MEMORY)
+    if isinstance(event, p.RequestQueued) and event.because not in said:
+        said.add(event.because)
+        engine.warn(f"waiting: {event.because}")
 
 
 def _score(

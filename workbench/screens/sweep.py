@@ -14,9 +14,10 @@ from textual.widgets import Static
 
 from ..charts import column_chart, hbar
 from ..compare_files import export
-from ..compare_state import Row, Run
+from ..compare_state import Run
 from ..compare_text import QUIET, changes, gone_text, marked, row_lines
 from ..comparison import Distance, by_scale, distance
+from ..comparison_row import Row
 from ..comparison_text import nats
 from ..control import Control
 from ..header import header_line
