@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .blocks import BLOCK_TOKENS, blocks_for
-from .mix_history import common_tokens
+from .blocks import blocks_for
+from .kv_keys import block_keys
 from .request import Request
 
 
@@ -33,9 +33,8 @@ class Group:
     @property
     def least_blocks(self) -> int:
         """KV blocks without which it cannot draw a token each, what its prompts have in common counted once."""
-        need = 0
-        for place, request in enumerate(self.requests):
-            shared = max((common_tokens(request.ids, request.history.stretches, other.ids, other.history.stretches)
-                          for other in self.requests[:place]), default=0)
-            need += blocks_for(len(request.ids) + 1) - min(shared, len(request.ids) - 1) // BLOCK_TOKENS
-        return need
+        need = sum(blocks_for(len(request.ids) + 1) for request in self.requests)
+        if len(self.requests) == 1:
+            return need
+        keys = [key for request in self.requests for key in block_keys(request.ids[:-1], request.history.stretches)]
+        return need - len(keys) + len(set(keys))

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import bisect
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from .blocks import BLOCK_TOKENS
 from .stretches import Acting, Stretch
 
 NO_TOKENS = b""
 """the token key before the first block"""
 ID_BYTES = array("I").itemsize
+BLOCK_BYTES = BLOCK_TOKENS * ID_BYTES
+"""of the ids of a whole block"""
 
 
 def packed(ids: Sequence[int]) -> bytes:
@@ -88,6 +91,14 @@ class Timeline:
         ends = [*self._starts, tokens]
         return sum(max(0, min(end, tokens) - min(history.start, tokens))
                    for history, end in zip(self.histories, ends, strict=True) if not history.acting)
+
+
+def block_keys(ids: Sequence[int], stretches: Sequence[Stretch]) -> Iterator[bytes]:
+    """The keys of the whole blocks among `ids`, computed under `stretches`."""
+    timeline, key, rest = Timeline(stretches), NO_TOKENS, packed(ids)
+    for number in range(len(ids) // BLOCK_TOKENS):
+        key = token_key(key, rest[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+        yield key + timeline.at((number + 1) * BLOCK_TOKENS).key
 
 
 def same_beginning(a: bytes, b: bytes) -> int:

@@ -8,11 +8,11 @@ import msgspec
 
 from .blocks import BLOCK_TOKENS, BlockTable, blocks_for
 from .kv_blocks import KvBlocks
-from .kv_keys import ID_BYTES, Timeline, token_key
+from .kv_keys import BLOCK_BYTES, ID_BYTES, Timeline, token_key
 from .kv_map import kv_view
 from .kv_others import OneSlot, named_wrong
 from .kv_reasons import Missed, reason
-from .kv_use import BLOCK_BYTES, Use
+from .kv_use import Use
 from .protocol.events import Emit
 from .protocol.kv import CacheUse, KvCounters, KvView
 from .protocol.words import Mix

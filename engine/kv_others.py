@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from .blocks import BLOCK_TOKENS
 from .kv_index import KvIndex
-from .kv_keys import Timeline, token_key
-from .kv_use import BLOCK_BYTES, Use
+from .kv_keys import BLOCK_BYTES, Timeline, token_key
+from .kv_use import Use
 
 
 class OneSlot:

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .blocks import BLOCK_TOKENS, BlockTable
-from .kv_keys import ID_BYTES, NO_TOKENS, Timeline, packed
+from .kv_keys import NO_TOKENS, Timeline, packed
 from .protocol.kv import CacheUse
 from .stretches import Stretch
-
-BLOCK_BYTES = BLOCK_TOKENS * ID_BYTES
 
 
 @dataclass(slots=True)
