@@ -35,6 +35,8 @@ class Reading:
         self._engine, self._command = engine, command
         self.requests: list[Request] = []
         """that hold slots and KV memory now"""
+        self._acting: list[list[tuple[str, float, int]]] = []
+        """(digest, scale, first token) of what acts in each row that is read now or was"""
         model = engine.model
         check_length(command.prompt, model.config.context)
         tokenizer = model.store.vocabulary(command.mixes[0], None).tokenizer
@@ -91,7 +93,9 @@ class Reading:
         count = len(self._command.mixes) - start
         while True:
             first = [0] if start else []
-            self.requests = [self._request(i) for i in (*first, *range(start, start + count))]
+            requests = [self._request(i) for i in range(len(self._command.mixes))]
+            self._check_content(requests, start)
+            self.requests = [requests[i] for i in (*first, *range(start, start + count))]
             with ExitStack() as held:
                 held.callback(self.requests.clear)
                 try:
@@ -105,6 +109,15 @@ class Reading:
                 count = (count + 1) // 2
             else:
                 yield  # until a reply ends
+
+    def _check_content(self, requests: Sequence[Request], start: int) -> None:
+        """Of rows that are read in turns each must be computed with what the first ones were."""
+        acting = [[(use.digest, use.scale, use.start) for use in request.mix.active] for request in requests]
+        if start and acting != self._acting:
+            changed = next(request for request, now, then in zip(requests, acting, self._acting, strict=True) if now != then)
+            raise ValueError(f"an adapter of the mix {_words(changed.mix.mix)} was reloaded, or begins to act elsewhere, while the text was "
+                             "read; score it again")
+        self._acting = acting
 
     def _read(self, requests: Sequence[Request]) -> Generator[None, None, list[ScoreRow]]:
         """All of the text, the rows always at the same token where logits are wanted."""

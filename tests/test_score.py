@@ -186,6 +186,20 @@ def test_a_reload_in_the_middle_does_not_change_what_is_read(bench: Bench, adapt
     assert scored(bench, (ONE, ())).rows[1].kl != pytest.approx(expected.rows[1].kl, abs=1e-2)
 
 
+def test_rows_read_in_turns_are_never_of_different_contents(tiny_gguf: Callable, adapter_folder: Callable) -> None:
+    bench = Bench(tiny_gguf(), slots=1)
+    for name in ("one", "two"):
+        bench.engine.load_adapter(str(adapter_folder(name)))
+    command = Score(3, PROMPT, REPLY, ((), ONE, (AdapterUse("two", 0.1),)))
+    bench.engine.scores.ask(command)
+    bench.engine.scores.advance()
+    adapter_folder("one")
+    bench.engine.reload_adapter("one")
+    (answer,) = finish(bench)
+    assert isinstance(answer, ScoreFailed) and "the mix one x 0.1 was reloaded" in answer.message and "score it again" in answer.message
+    assert isinstance(finish(bench, command)[0], Scored)
+
+
 def test_tokens_that_an_adapter_adds_are_left_out_of_the_distance(bench: Bench, adapter_folder: Callable, tiny_tensors: dict,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score, "MAX_TOP", 99)
