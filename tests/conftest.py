@@ -5,6 +5,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,6 +162,20 @@ def tiny_gguf(tmp_path: Path, tiny_facts: ModelFacts, tiny_tensors: dict[str, Te
         return tmp_path / name
 
     return write
+
+
+@pytest.fixture
+def tiny_talker(tiny_gguf: Callable[..., Path], tiny_tensors: dict[str, Tensor]) -> Callable[..., Path]:
+    """As `tiny_gguf`, without `tensors`, of a base that hardly ever says a special token, so that replies have their full length."""
+    head = tiny_tensors["lm_head.weight"].clone()
+    head[:5] = 0
+    return partial(tiny_gguf, tensors={"output.weight": head.numpy()})
+
+
+@pytest.fixture
+def base(tiny_talker: Callable[..., Path]) -> Path:
+    """A tiny random base that hardly ever says a special token."""
+    return tiny_talker()
 
 
 def _interleaved(name: str, tensor: Tensor, facts: ModelFacts) -> Tensor:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
 from lora_bench.engine import fetches, watch
 from lora_bench.engine.adapter_store import AdapterStore
@@ -103,17 +102,23 @@ class _Loop:
         return [type(event).__name__ for event in self.events if isinstance(event, ends)]
 
 
-@pytest.fixture
-def loop(tiny_gguf: Write) -> Iterator[_Loop]:
+@contextmanager
+def _running(load: LoadModel) -> Iterator[_Loop]:
     loop = _Loop()
     loop.thread.start()
-    loop.send(LoadModel(str(tiny_gguf()), device="cpu"))
+    loop.send(load)
     loop.wait(ModelLoaded)
     loop.events.clear()
     yield loop
     loop.send(Shutdown())
     loop.thread.join(10)
     assert not loop.thread.is_alive()
+
+
+@pytest.fixture
+def loop(tiny_gguf: Write) -> Iterator[_Loop]:
+    with _running(LoadModel(str(tiny_gguf()), device="cpu")) as loop:
+        yield loop
 
 
 @contextmanager
@@ -258,23 +263,16 @@ ONE, TWO, THREE = ((AdapterUse(name),) for name in FOLDERS)
 
 
 @pytest.fixture
-def few(tiny_gguf: Write, tiny_tensors: dict[str, Tensor], adapter_folder: Write) -> Iterator[_Loop]:
+def few(tiny_talker: Write, adapter_folder: Write) -> Iterator[_Loop]:
     """Two slots and a host tier of one adapter: of three, `three` is there and the others lie on disk only."""
-    loop = _Loop()
-    loop.thread.start()
-    head = tiny_tensors["lm_head.weight"].clone()
-    head[:5] = 0  # no token that ends a reply is the likeliest
-    size, base = 3072, tiny_gguf(metadata={"llama.context_length": 8192}, tensors={"output.weight": head.numpy()})
-    loop.send(LoadModel(str(base), device="cpu", slots=2, host_cache_bytes=size))
-    for name in FOLDERS:
-        loop.send(LoadAdapter(str(adapter_folder(name)), name))
-    loop.wait(AdapterLoaded, 3)
-    assert {event.adapter.bytes for event in loop.of(AdapterLoaded)} == {size}
-    loop.events.clear()
-    yield loop
-    loop.send(Shutdown())
-    loop.thread.join(10)
-    assert not loop.thread.is_alive()
+    size, base = 3072, tiny_talker(metadata={"llama.context_length": 8192})
+    with _running(LoadModel(str(base), device="cpu", slots=2, host_cache_bytes=size)) as loop:
+        for name in FOLDERS:
+            loop.send(LoadAdapter(str(adapter_folder(name)), name))
+        loop.wait(AdapterLoaded, 3)
+        assert {event.adapter.bytes for event in loop.of(AdapterLoaded)} == {size}
+        loop.events.clear()
+        yield loop
 
 
 @contextmanager

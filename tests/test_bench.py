@@ -19,14 +19,6 @@ from lora_bench.engine.protocol import STEP_OPS, AdapterUse, LoadModel
 Write = Callable[..., Path]
 
 
-@pytest.fixture
-def base(tiny_gguf: Write, tiny_tensors: dict[str, torch.Tensor]) -> Path:
-    """A tiny base that never says a special token, so that replies have their full length."""
-    head = tiny_tensors["lm_head.weight"].clone()
-    head[:5] = 0
-    return tiny_gguf(tensors={"output.weight": head.numpy()})
-
-
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "lora_bench.workbench.cli", "bench", *map(str, arguments)], capture_output=True, text=True,
                           timeout=120)

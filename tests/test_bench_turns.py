@@ -21,14 +21,6 @@ Write = Callable[..., Path]
 PREFIX = 100
 
 
-@pytest.fixture
-def base(tiny_gguf: Write, tiny_tensors: dict[str, torch.Tensor]) -> Path:
-    """It never says a special token, so that replies have their full length."""
-    head = tiny_tensors["lm_head.weight"].clone()
-    head[:5] = 0
-    return tiny_gguf(tensors={"output.weight": head.numpy()})
-
-
 def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "lora_bench.workbench.cli", "bench", "turns", *map(str, arguments)], capture_output=True,
                           text=True, timeout=120)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 from engine_bench import PROMPT, Bench
 
 from lora_bench.engine import config
@@ -39,14 +38,6 @@ from lora_bench.engine.service import Inbox, serve
 from lora_bench.engine.tokenizer import Tokenizer
 
 Write = Callable[..., Path]
-
-
-@pytest.fixture
-def base(tiny_gguf: Write, tiny_tensors: dict[str, torch.Tensor]) -> Path:
-    """A tiny random base that never says a special token."""
-    head = tiny_tensors["lm_head.weight"].clone()
-    head[:5] = 0
-    return tiny_gguf(tensors={"output.weight": head.numpy()})
 
 
 @pytest.mark.parametrize("settings,words", [

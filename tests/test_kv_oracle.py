@@ -82,14 +82,6 @@ class Recorded(Bench):
 
 
 @pytest.fixture
-def base(tiny_gguf: Write, tiny_tensors: dict[str, Tensor]) -> Path:
-    """It hardly ever says a special token, so that replies have their full length."""
-    head = tiny_tensors["lm_head.weight"].clone()
-    head[:5] = 0
-    return tiny_gguf(tensors={"output.weight": head.numpy()})
-
-
-@pytest.fixture
 def folders(adapter_folder: Write, tiny_facts: ModelFacts) -> dict[str, list[Path]]:
     """Each adapter's contents."""
     shapes = module_shapes(tiny_facts)
