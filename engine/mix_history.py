@@ -43,8 +43,7 @@ class MixHistory:
 
     def uses_from(self, token: int) -> tuple[ActiveUse, ...]:
         """Everything that acts on the tokens from index `token` on."""
-        ends = (*(part.start for part in self.parts[1:]), 1 << 62)
-        return tuple(use for part, end in zip(self.parts, ends, strict=True) if end > token for use in part.mix.active)
+        return tuple(use for part, end in _bounded(self.parts) if end > token for use in part.mix.active)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,37 +64,22 @@ class MixHistory:
 
     def pieces(self, position: int, count: int) -> Iterator[tuple[TokenMix, int, int]]:
         """The tokens [position, position + count) as (mix, first token, tokens) of each part that they lie in."""
-        end = position + count
-        for part, after in zip(self.parts, (*(part.start for part in self.parts[1:]), end), strict=True):
-            first, last = max(part.start, position), min(after, end)
+        for part, end in _bounded(self.parts):
+            first, last = max(part.start, position), min(end, position + count)
             if first < last:
                 yield part.mix, first, last - first
 
 
-def common_tokens(ids: list[int], stretches: tuple[Stretch, ...], other_ids: list[int], other: tuple[Stretch, ...]) -> int:
-    """Tokens at the beginning of two requests that are the same and on which the same content acts at the same scales."""
-    equal = min(len(ids), len(other_ids))
-    if ids[:equal] != other_ids[:equal]:
-        equal = next(i for i, (a, b) in enumerate(zip(ids, other_ids, strict=False)) if a != b)
-    return min(equal, first_difference(stretches, other))
-
-
-def first_difference(one: tuple[Stretch, ...], other: tuple[Stretch, ...]) -> int:
-    """The first token on which other content, or another scale, acts; far beyond any request when there is none."""
-    starts = sorted({stretch.start for stretch in (*one, *other)})
-    return next((start for start in starts if _content(one, start) != _content(other, start)), 1 << 62)
-
-
-def _content(stretches: tuple[Stretch, ...], token: int) -> list[tuple[str, float]]:
-    at = [stretch for stretch in stretches if stretch.start <= token][-1]
-    return [(acting.digest, acting.scale) for acting in at.acting]
+def _bounded(parts: tuple[Part, ...]) -> Iterator[tuple[Part, int]]:
+    """The parts with the token before which each ends, far beyond any request for the last."""
+    return zip(parts, (*(part.start for part in parts[1:]), 1 << 62), strict=True)
 
 
 def _stretches(parts: tuple[Part, ...]) -> Iterator[Stretch]:
     """Of all parts; one that changes nothing is left out."""
     last = None
-    for part, after in zip(parts, (*(part.start for part in parts[1:]), 1 << 62), strict=True):
+    for part, end in _bounded(parts):
         for stretch in part.mix.stretches(part.start):
-            if stretch.start < after and (last is None or stretch.acting != last.acting):
+            if stretch.start < end and (last is None or stretch.acting != last.acting):
                 last = stretch
                 yield stretch
