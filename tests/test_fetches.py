@@ -77,6 +77,19 @@ def test_those_who_wait_get_their_adapters_in_their_order_and_keep_them(make: Ma
     assert [event.source for event in bench.seen(SlotLoaded)] == ["host", "host"]
 
 
+def test_what_someone_waits_for_is_kept_longer_than_what_was_used_since(make: Make) -> None:
+    bench = make("abcd", slots=2, host=2)
+    bench.store.acquire(["d"], 9, "request 9")
+    bench.want("a")
+    bench.read()
+    bench.store.adapter("d")
+    assert bench.store.host_view().adapters == ("a", "d")
+    bench.want("a", "b")
+    assert bench.read() == "b" and bench.store.lacking("ab") == []
+    bench.store.acquire(["c"], 8, "a check, which reads at once")
+    assert bench.store.lacking("ab") == [] and bench.tiers()["c"] == "slot"
+
+
 def test_an_earlier_one_takes_the_room_of_what_was_read_for_a_later_one(make: Make) -> None:
     bench = make("abc", slots=1, host=1)
     bench.store.acquire(["c"], 9, "request 9")
