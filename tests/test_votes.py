@@ -62,7 +62,7 @@ def test_a_damaged_file_is_said_kept_aside_and_its_good_lines_go_on(tmp_path: Pa
     votes = VoteFile(file)
     votes.add(pair(), "first")
     votes.add(pair(PIRATE, JSON), "tie")
-    for number in ("", "-1"):
+    for number in ("", "-2"):
         before = file.read_bytes() + damage + b"\n"
         file.write_bytes(before)
         known, problem = votes.counts(pair())

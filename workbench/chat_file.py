@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import count
 from pathlib import Path
 
 from .chat_records import PastChat, read_lines
+from .whole_files import aside, replace_file
 
 ENDING = ".jsonl"
 MAX_BYTES = 64 << 20
@@ -158,27 +158,26 @@ def read_chat(file: Path) -> Saved:
 
 def _mend(file: Path, good: bytes, why: str) -> str:
     """Keep the damaged file aside and put its good part in its place; the sentence that says so."""
-    aside = next(path for number in count(1) if not (path := file.with_name(f"{file.name}.damaged{number if number > 1 else ''}")).exists())
+    kept = aside(file)
     rest = "what came before was read" if good else "nothing of it could be read"
     try:
         if good:
-            partial = file.with_name(f".{file.name}")
-            with partial.open("wb") as handle:
-                handle.write(good)
-                handle.flush()
-                os.fsync(handle.fileno())
-            os.link(file, aside)
-            os.replace(partial, file)
+            os.link(file, kept)
+            try:
+                replace_file(file, good)
+            except OSError:
+                kept.unlink()
+                raise
         else:
-            os.rename(file, aside)
+            os.rename(file, kept)
     except OSError as error:
         return f"the chat {file} is damaged ({why}); {rest}, and it could not be put aside ({error.strerror or error})"
-    return f"the chat {file.name} is damaged ({why}); {rest}, and the file as it was is kept as {aside}"
+    return f"the chat {file.name} is damaged ({why}); {rest}, and the file as it was is kept as {kept}"
 
 
 def _sweep(folder: Path) -> None:
     """Beginnings of files that a kill kept from getting their name."""
-    for partial in folder.glob(f".*{ENDING}"):
+    for partial in folder.glob(f".*{ENDING}*"):
         with suppress(OSError, InUse):
             os.close(_lock(partial, os.O_RDONLY))
             partial.unlink()

@@ -14,6 +14,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from ..engine.protocol import LoadModel
 from .transcript import Change
+from .whole_files import aside, replace_file
 
 MAX_BYTES = 1 << 20
 MAX_RECENT = 12
@@ -67,7 +68,7 @@ def _put(file: Path, key: str, value: object, lost: str) -> str:
     try:
         document = _document(file) if file.exists() else tomlkit.document()
         document[key] = value
-        _replace(file, tomlkit.dumps(document))
+        replace_file(file, tomlkit.dumps(document).encode(errors="replace"))
     except OSError as error:
         return f"{file} cannot be written ({error.strerror or error}); {lost}"
     return ""
@@ -92,21 +93,11 @@ def _tables(entries: list[Recent]) -> tomlkit.items.AoT:
     return tables
 
 
-def _replace(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        partial.write_text(text, encoding="utf-8", errors="replace")
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def _put_aside(file: Path, error: Exception) -> str:
-    aside = file.with_name(f"{file.name}.damaged")
+    kept = aside(file)
     try:
-        os.replace(file, aside)
-        where = f"it was kept as {aside.name} and a new one begun"
+        os.rename(file, kept)
+        where = f"it was kept as {kept.name} and a new one begun"
     except OSError as failure:
         where = f"and it cannot be moved away ({failure.strerror})"
     return f"{file} is damaged ({str(error).splitlines()[0]}); {where}"

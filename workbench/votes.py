@@ -11,9 +11,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +21,7 @@ import msgspec
 from ..engine.protocol import AdapterInfo, Mix, ModelInfo
 from .mixboard import mix_text
 from .text import clean_line
+from .whole_files import aside, replace_file
 
 Choice = Literal["first", "second", "tie", "bad"]
 MAX_BYTES = 16 << 20
@@ -119,7 +119,7 @@ class VoteFile:
                     said = f"{self.path} was damaged ({damage}); as it was it is kept as {self._keep_aside().name}"
                 counted = _voted(_in_order_of(pair, tallies.get(_key(pair))), choice)
                 tallies[_key(pair)] = _sorted(counted)
-                self._replace(tallies.values())
+                replace_file(self.path, b"".join(msgspec.json.encode(tally) + b"\n" for tally in tallies.values()))
         except OSError as error:
             known, _ = self.counts(pair)
             return _voted(known, choice), f"the vote was not kept: {self.path} cannot be written ({error.strerror or error})"
@@ -149,26 +149,14 @@ class VoteFile:
             tallies[_key(tally)] = tally
         return tallies, damage
 
-    def _replace(self, tallies: Iterable[Tally]) -> None:
-        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            with partial.open("wb") as handle:
-                handle.write(b"".join(msgspec.json.encode(tally) + b"\n" for tally in tallies))
-                handle.flush()
-                os.fsync(handle.fileno())
-            os.replace(partial, self.path)
-        finally:
-            partial.unlink(missing_ok=True)
-
     def _keep_aside(self) -> Path:
         """A copy of the file as it is under a name that is free: the lines that can be read go on under its own."""
-        names = (self.path.with_name(f"{self.path.name}.damaged" + (f"-{number}" if number else "")) for number in count())
-        aside = next(name for name in names if not name.exists())
-        with self.path.open("rb") as source, aside.open("xb") as target:
+        kept = aside(self.path)
+        with self.path.open("rb") as source, kept.open("xb") as target:
             shutil.copyfileobj(source, target)
             target.flush()
             os.fsync(target.fileno())
-        return aside
+        return kept
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
