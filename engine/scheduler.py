@@ -131,7 +131,7 @@ class Scheduler:
         group = self._of.pop(request.id)
         group.requests.remove(request)
         if not group.requests:
-            (self._queue if group in self._queue else self._groups).remove(group)
+            (self._groups if group in self._groups else self._queue).remove(group)
 
     # -- admission -------------------------------------------------------------------------------
     def next_admitted(self, slots: Slots) -> tuple[list[tuple[Request, CacheUse]], str]:
