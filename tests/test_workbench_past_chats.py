@@ -200,8 +200,7 @@ async def test_each_new_chat_has_its_file_and_a_damaged_one_is_told_once() -> No
             await pilot.press("ctrl+n")
             app.control.chats.keep()
         await say(pilot, "/chats")
-        shown = screen_text(app)
-        assert "1  " in shown and "first?" in shown and "second?" in shown
+        await wait_until(pilot, lambda: all(words in screen_text(app) for words in ("1  ", "first?", "second?")))
         await say(pilot, "/resume 9")
         assert "no earlier chat" in screen_text(app)
         app.control.chats.close()

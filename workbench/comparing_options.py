@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from .arguments import AdapterArgument, UsageError, adapters_of, unescape
-from .options import DEFAULT_DRAWING, DEFAULT_LOADING, Drawing, Json, Loading, Model, Opening, Question, System, Words, question
+from .options import DEFAULT_DRAWING, DEFAULT_LOADING, Drawing, Json, Loading, Model, Opening, Question, System, question
 from .scales import parse_scales
 
 if TYPE_CHECKING:
@@ -25,6 +26,36 @@ def _mix(name: str, text: str) -> object:
     return Annotated[tuple[str, ...], Parameter(name=name, negative="", show_default=False, help=text)]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Asking:
+    """What is asked, and where the answers go."""
+
+    prompt: Question = None
+    file: File = None
+    system: System = None
+    opening: Opening = None
+    md: Report = None
+    output: Lines = None
+    json: Json = False
+
+    def asked(self, model: str | None, drawing: Drawing, loading: Loading, adapters: int) -> Asked:
+        """For a comparison of so many adapters. Raises UsageError for what cannot be read, asked or written."""
+        from .comparing import Asked
+        from .prompts_file import chat_of, read_prompts
+        from .reports import Places
+
+        if self.file is not None and self.prompt is not None:
+            raise UsageError("both -p and -f are given: one question or a file of them")
+        opened = unescape(self.opening or "")
+        prompts = (read_prompts(self.file, self.system, opened) if self.file is not None
+                   else (chat_of(question(self.prompt), self.system, opened),))
+        places = Places(self.json, self.output, self.md)
+        places.check(self.file)
+        return Asked(loading.load(model, max(4, adapters)), prompts, self.file, drawing.sampling(), places)
+
+
+DEFAULT_ASKING = Asking()
 A, B = _mix("--a", f"The first mix, that the others are compared with: {_MIX}"), _mix("--b", "The second; none: the base.")
 C, D = _mix("--c", "A third."), _mix("--d", "A fourth.")
 
@@ -37,14 +68,8 @@ def compare(
     b: B = (),
     c: C = (),
     d: D = (),
-    prompt: Question = None,
-    file: File = None,
-    system: System = None,
-    opening: Opening = None,
+    asking: Asking = DEFAULT_ASKING,
     drawing: Drawing = DEFAULT_DRAWING,
-    md: Report = None,
-    output: Lines = None,
-    json: Json = False,
     loading: Loading = DEFAULT_LOADING,
 ) -> int:
     """Ask the same under two to four mixes, rows of one batch with the same noise: replies, where they part, KL on A's text, and which
@@ -57,7 +82,7 @@ def compare(
     from . import comparing
 
     distinct = {argument[:2] for arguments in columns.values() for argument in arguments}
-    return comparing.compare(_asked(model, prompt, file, system, opening, drawing, md, output, json, loading, len(distinct)), columns)
+    return comparing.compare(asking.asked(model, drawing, loading, len(distinct)), columns)
 
 
 def sweep(
@@ -70,14 +95,8 @@ def sweep(
     beside: Annotated[tuple[str, ...], Parameter(name="--with", negative="", show_default=False,
                                                  help="[NAME=]PATH[:SCALE]: an adapter that stays as it is in every mix; "
                                                       "may be given several times.")] = (),
-    prompt: Question = None,
-    file: File = None,
-    system: System = None,
-    opening: Opening = None,
+    asking: Asking = DEFAULT_ASKING,
     drawing: Drawing = DEFAULT_DRAWING,
-    md: Report = None,
-    output: Lines = None,
-    json: Json = False,
     loading: Loading = DEFAULT_LOADING,
 ) -> int:
     """Ask the same under one adapter at many scales, rows of one batch with the same noise: replies, and KL against scale."""
@@ -95,8 +114,7 @@ def sweep(
         raise UsageError(f"--with: {turned.name or turned.path} is the adapter that is turned; it cannot stay as it is too")
     from . import comparing
 
-    asked = _asked(model, prompt, file, system, opening, drawing, md, output, json, loading, 1 + len(others))
-    return comparing.sweep(asked, turned, wanted, others)
+    return comparing.sweep(asking.asked(model, drawing, loading, 1 + len(others)), turned, wanted, others)
 
 
 def _column(label: str, texts: tuple[str, ...]) -> tuple[AdapterArgument, ...]:
@@ -115,20 +133,3 @@ def _check_names(arguments: Iterable[AdapterArgument]) -> None:
         if argument.name and paths.setdefault(argument.name, argument.path) != argument.path:
             raise UsageError(f"{argument.name} is {paths[argument.name]} in one column and {argument.path} in another; "
                              "give one another name: NAME=PATH")
-
-
-def _asked(
-    model: str | None, prompt: str | None, file: str | None, system: Words, opening: Words, drawing: Drawing, md: str | None,
-    output: str | None, json: bool, loading: Loading, adapters: int,
-) -> Asked:
-    from .comparing import Asked
-    from .prompts_file import chat_of, read_prompts
-    from .reports import Places
-
-    if file is not None and prompt is not None:
-        raise UsageError("both -p and -f are given: one question or a file of them")
-    opened = unescape(opening or "")
-    prompts = read_prompts(file, system, opened) if file is not None else (chat_of(question(prompt), system, opened),)
-    places = Places(json, output, md)
-    places.check(file)
-    return Asked(loading.load(model, max(4, adapters)), prompts, file, drawing.sampling(), places)

@@ -40,6 +40,17 @@ def follow(tool: str, argument: str, progress: Callable[[str], None]) -> Any:
     return answer
 
 
+def measure(tool: str, request: dict[str, Any], as_json: bool, lines_of: Callable[[Any], list[str]]) -> int:
+    """`follow` with `request`, its progress in lines on standard error; then print as `show`. Returns the exit code. Raises Failed."""
+    progress = output.ProgressLine(lines=True)
+    try:
+        result = follow(tool, json.dumps(request), progress.show)
+    finally:
+        progress.clear()
+    output.write((json.dumps(result, indent=2) if as_json else "\n".join(lines_of(result))) + "\n")
+    return exit_codes.OK
+
+
 def _failed(tool: str, code: int, said: str) -> Failed:
     return Failed(said.strip() or f"{tool} ended with exit code {code} and said nothing", code if code > 0 else exit_codes.ENGINE_ERROR)
 

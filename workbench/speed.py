@@ -1,24 +1,17 @@
 """`lora-bench bench`: the engine measures itself in a child process; here its progress and figures are shown."""
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from . import engine_tools, exit_codes, output
+from . import engine_tools
 from .text import counted
 
 
 def report(model: str | None, adapters: Sequence[str], tokens: int, rounds: int, against: str | None, as_json: bool) -> int:
     """Measure and print; returns the exit code. Raises Failed."""
     request = {"model": model, "adapters": adapters, "tokens": tokens, "rounds": rounds, "against": against}
-    progress = output.ProgressLine(lines=True)
-    try:
-        result = engine_tools.follow("bench", json.dumps(request), progress.show)
-    finally:
-        progress.clear()
-    output.write((json.dumps(result, indent=2) if as_json else "\n".join(_lines(result))) + "\n")
-    return exit_codes.OK
+    return engine_tools.measure("bench", request, as_json, _lines)
 
 
 def _lines(result: dict[str, Any]) -> list[str]:
