@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -79,6 +80,8 @@ class AdapterStore:
         """what waiting requests will need"""
         self._kept: dict[int, dict[str, str]] = {}
         """running request -> name -> what its content is called since that name was reloaded"""
+        self._before: dict[int, frozenset[str]] = {}
+        """what requests held before a change that may be taken back"""
         self._lock = RLock()
 
     # -- commands ----------------------------------------------------------------------------------
@@ -232,6 +235,17 @@ class AdapterStore:
             for user, names in wanted.items():
                 self.acquire(names, user, because)
 
+    @contextmanager
+    def revocable(self, users: Iterable[int]) -> Iterator[None]:
+        """Until the end of the block the requests `users` can take again what they hold or wait for now: no unload of it ends."""
+        with self._lock:
+            self._before = {user: self._pool.held(user) | self._queued.get(user, frozenset()) for user in users}
+            try:
+                yield
+            finally:
+                self._before = {}
+                self._finish_unloads()
+
     def wait_again(self, user: int) -> None:
         """The request `user` waits and holds nothing any more; it will need what it held."""
         with self._lock:
@@ -317,8 +331,9 @@ class AdapterStore:
 
     # -- inside ------------------------------------------------------------------------------------
     def _users(self, name: str) -> tuple[int, ...]:
-        """The requests that hold `name`, then those that wait for it."""
-        return (*self._pool.users(name), *(user for user, names in self._queued.items() if name in names))
+        """The requests that hold `name`, then those that wait for it, or may want it back."""
+        later = chain(self._queued.items(), self._before.items())
+        return tuple(dict.fromkeys((*self._pool.users(name), *(user for user, names in later if name in names))))
 
     def _check_stays(self, name: str, user: int | None) -> None:
         held = user in self._users(name)

@@ -84,19 +84,24 @@ class Mixes:
         if mix == self.standing and not changed:
             return
         self._give_slots(mix)
-        done: list[tuple[Request, MixHistory]] = []
-        try:
-            for request in changed:
-                before = request.history
-                give_history(model, request, changed_history(request, token_mix(model, mix, request), change == "recompute"))
-                done.append((request, before))
-        except Exception:
-            self._swap_back(done)
-            raise
+        with model.store.revocable(request.id for request in changed):
+            self._give_histories(changed, mix, change == "recompute")
         self.standing = mix
         recomputed = {request.id: tokens for request in changed if change == "recompute" and (tokens := compute_again(model, request))}
         activations = {request.id: request.mix.activations for request in changed if request.mix.activations}
         self._emit(MixSet(mix, {request.id: request.new_tokens for request in requests}, activations, recomputed))
+
+    def _give_histories(self, requests: Sequence[Request], mix: Mix, whole: bool) -> None:
+        """`mix` for all of `requests`, or for none when one of them is refused."""
+        done: list[tuple[Request, MixHistory]] = []
+        try:
+            for request in requests:
+                before = request.history
+                give_history(self._model, request, changed_history(request, token_mix(self._model, mix, request), whole))
+                done.append((request, before))
+        except Exception:
+            self._swap_back(done)
+            raise
 
     def _swap_back(self, done: Sequence[tuple[Request, MixHistory]]) -> None:
         """After a refusal: what the requests had before. One whose adapters are gone meanwhile fails, in words."""

@@ -205,7 +205,8 @@ class _Service:
 
     def _abort(self, command: Abort) -> None:
         """A request that waits behind a load is over without having begun."""
-        for place, other in enumerate(self._held):
+        held = self._held if command.request_id not in self.engine.request_ids else ()
+        for place, other in enumerate(held):
             if request := next((one for one in _generates(other) if one.request_id == command.request_id), None):
                 left = tuple(one for one in _generates(other) if one is not request)
                 self._held[place : place + 1] = [GenerateTogether(left)] if left else []

@@ -51,6 +51,10 @@ class SlotPool:
         """The running requests that hold `name`."""
         return tuple(user for user, names in self._held.items() if name in names)
 
+    def held(self, user: int) -> frozenset[str]:
+        """The adapters that the running request `user` holds."""
+        return self._held.get(user, frozenset())
+
     def plan(self, names: Sequence[str], user: int | None) -> tuple[list[str], list[str]]:
         """(names without a slot, adapters that must leave for them). Changes nothing.
 

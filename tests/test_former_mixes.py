@@ -10,9 +10,10 @@ import torch
 from engine_bench import Bench
 from torch import Tensor
 
+from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.look import look
 from lora_bench.engine.mix_history import MixHistory
-from lora_bench.engine.protocol import AdapterUse, RequestFailed, RequestPreempted, RequestStarted, Sampling, TokenIds
+from lora_bench.engine.protocol import AdapterUnloaded, AdapterUse, RequestFailed, RequestPreempted, RequestStarted, Sampling, TokenIds
 
 Write = Callable[..., Path]
 ONE, TWO, THREE = ((AdapterUse(name, 0.5),) for name in ("one", "two", "three"))
@@ -115,3 +116,18 @@ def test_an_adapter_that_is_off_may_go_while_others_of_the_mix_are_reloaded(benc
 def test_numbers_of_looks_are_no_numbers_of_requests(bench: Bench) -> None:
     with pytest.raises(ValueError, match="request -1 has a number below 0"):
         bench.submit(-1, TokenIds((7, 8)))
+
+
+def test_a_refused_change_leaves_every_request_what_it_has_though_that_is_being_unloaded(bench: Bench, seed: int) -> None:
+    both = (*ONE, *TWO)
+    alone = bench.reply(both, prompt=TokenIds(tuple(_prompt(seed))), max_tokens=12)
+    bench.submit(1, TokenIds(tuple(_prompt(seed))), both, max_tokens=12)
+    bench.submit(2, TokenIds(tuple(_prompt(seed))), max_tokens=12)
+    bench.run(4)
+    for name in ("one", "two"):
+        bench.engine.unload_adapter(name)
+    with pytest.raises(AdapterError, match="adapter 'one' is being unloaded"):
+        bench.engine.set_mix(ONE, (1, 2))
+    assert not bench.of(AdapterUnloaded)
+    bench.run()
+    assert bench.ids(1) == alone and len(bench.ids(2)) == 12 and len(bench.of(AdapterUnloaded)) == 2
