@@ -115,8 +115,8 @@ class Reading:
         acting = [[(use.digest, use.scale, use.start) for use in request.mix.active] for request in requests]
         if start and acting != self._acting:
             changed = next(request for request, now, then in zip(requests, acting, self._acting, strict=True) if now != then)
-            raise ValueError(f"an adapter of the mix {_words(changed.mix.mix)} was reloaded, or begins to act elsewhere, while the text was "
-                             "read; score it again")
+            raise ValueError(f"an adapter of the mix {_words(changed.mix.mix)} was reloaded, or begins to act elsewhere, while the text "
+                             "was read; score it again")
         self._acting = acting
 
     def _read(self, requests: Sequence[Request]) -> Generator[None, None, list[ScoreRow]]:
