@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal
 
 import msgspec
 import psutil
@@ -25,6 +24,7 @@ from .protocol import (
     GenerateTogether,
     LoadModel,
     Mix,
+    MixChange,
     ModelInfo,
     ModelLoaded,
     RequestFailed,
@@ -185,7 +185,7 @@ class Engine:
         if request_id in self._requests:
             self._finish(self._requests[request_id], "aborted")
 
-    def set_mix(self, mix: Mix, request_ids: Sequence[int] = (), change: Literal["splice", "recompute", "finish"] = "splice") -> None:
+    def set_mix(self, mix: Mix, request_ids: Sequence[int] = (), change: MixChange = "splice") -> None:
         """The standing mix, and that of requests from their next token on (see SetMix for `change`); later, while an adapter of it is read.
 
         Raises ValueError and changes nothing when refused; one that is refused later is told by MixRefused.

@@ -18,7 +18,7 @@ from .paste import MOST_FOUND, adapters_in, pasted_paths
 from .paths import settings_file, votes_file
 from .state import BenchState, StartAdapter
 from .text import counted
-from .transcript import Change, Notice, Turn, Version, history_of
+from .transcript import Notice, Turn, Version, history_of
 from .votes import VoteFile
 
 MAX_PROMPT = 64 << 10
@@ -149,7 +149,7 @@ class Control:
         system = (p.Message("system", self.system),) if self.system else ()
         self._backend.send(p.Tokenize(self.state.asked, text, p.Chat((*system, *said)) if said else None))
 
-    def set_change(self, change: Change) -> None:
+    def set_change(self, change: p.MixChange) -> None:
         """What a change of the mix does, from now on, to a reply that is being written; kept across runs."""
         from .settings import keep_change  # its TOML reader takes a while to import
 

@@ -1,11 +1,12 @@
 """What a change of the mix does to a reply that is being written, in words."""
 from __future__ import annotations
 
+from ..engine.protocol import MixChange
 from .mixboard import mix_text
 from .text import counted
-from .transcript import Change, Splice
+from .transcript import Splice
 
-CHANGES: tuple[Change, ...] = ("splice", "recompute", "finish")
+CHANGES: tuple[MixChange, ...] = ("splice", "recompute", "finish")
 _MEANS = {
     "splice": "acts from its next token; what was computed before stays as it is",
     "recompute": "has prompt and reply so far computed again under the new mix; then the reply goes on",
@@ -13,7 +14,7 @@ _MEANS = {
 }
 
 
-def change_text(change: Change) -> str:
+def change_text(change: MixChange) -> str:
     """The setting as a sentence."""
     return f"{change}: a change of the mix in a reply {_MEANS[change]}"
 

@@ -12,8 +12,7 @@ import msgspec
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from ..engine.protocol import LoadModel
-from .transcript import Change
+from ..engine.protocol import LoadModel, MixChange
 from .whole_files import aside, replace_file
 
 MAX_BYTES = 1 << 20
@@ -33,7 +32,7 @@ class Settings(msgspec.Struct, frozen=True):
     """newest first"""
     keep_chats: bool = True
     """whether chats are put down on disk, to go on with them another time"""
-    live_change: Change = "splice"
+    live_change: MixChange = "splice"
     """what a change of the mix does to a reply that is being written"""
 
 
@@ -57,7 +56,7 @@ def remember(file: Path, load: LoadModel, name: str, now: datetime) -> str:
     return _put(file, "recent", _tables([entry, *others][:MAX_RECENT]), "the recent models are not kept") or note
 
 
-def keep_change(file: Path, change: Change) -> str:
+def keep_change(file: Path, change: MixChange) -> str:
     """Put down what a change of the mix does. Returns a sentence if that could not be kept, "" otherwise."""
     _, note = read_settings(file)
     return _put(file, "live_change", change, "what a change of the mix does is not kept for the next start") or note

@@ -17,7 +17,7 @@ from .mix_letters import MixLetters
 from .mixboard import BoardState, MixBoard, mix_text
 from .reload_text import checkpoint_text, file_text, reload_failed_text, reloaded_text
 from .text import counted, listed
-from .transcript import Change, Fired, Item, Notice, Splice, Turn, Version
+from .transcript import Fired, Item, Notice, Splice, Turn, Version
 
 STEPS_KEPT = 240
 EVENTS_KEPT = 300
@@ -56,9 +56,9 @@ class BenchState:
     board: MixBoard = field(default_factory=MixBoard)
     held: BoardState = field(default_factory=BoardState)
     """the board whose mix the engine holds; what a refusal returns to"""
-    sent: list[tuple[p.Mix, BoardState, Change]] = field(default_factory=list)
+    sent: list[tuple[p.Mix, BoardState, p.MixChange]] = field(default_factory=list)
     """mixes on their way to the engine"""
-    change: Change = "splice"
+    change: p.MixChange = "splice"
     """what a change of the mix does to a reply that is being written"""
     asked: int = 0
     """number of the latest Tokenize; answers to others are late"""

@@ -4,12 +4,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..engine.protocol import Activation, CacheUse, Message, Mix, RequestStats, Sampling
+from ..engine.protocol import Activation, CacheUse, Message, Mix, MixChange, RequestStats, Sampling
 from .reload_text import SHOWN_DIGEST
 
 Phase = Literal["waiting", "queued", "running", "done", "failed", "lost"]
-Change = Literal["splice", "recompute", "finish"]
-"""what a change of the mix does to a reply that is being written, as SetMix has it"""
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class Splice:
     token: int
     before: Mix
     after: Mix
-    change: Change = "splice"
+    change: MixChange = "splice"
     """"finish": the reply goes on under `before`"""
     recomputed: int = 0
     """tokens that were computed again under `after`"""

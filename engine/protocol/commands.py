@@ -98,6 +98,11 @@ class GenerateTogether(Struct):
     requests: tuple[Generate, ...]
 
 
+MixChange = Literal["splice", "recompute", "finish"]
+"""what a change of the mix does to a request that runs: splice keeps what is stored as it was computed; recompute computes prompt and reply
+so far again under the new mix, then goes on; finish lets it end under the mix that it has"""
+
+
 class SetMix(Struct):
     """The mix for the named running requests from their next token on; and the standing mix, whose adapters get slots at once.
 
@@ -106,9 +111,8 @@ class SetMix(Struct):
 
     mix: Mix
     request_ids: tuple[int, ...] = ()
-    change: Literal["splice", "recompute", "finish"] = "splice"
-    """of the named requests: splice keeps what is stored as it was computed; recompute computes prompt and reply so far again under the
-    new mix, then goes on; finish lets them end under the mix that they have"""
+    change: MixChange = "splice"
+    """of the named requests"""
 
 
 class Abort(Struct):
