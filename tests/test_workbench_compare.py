@@ -206,6 +206,9 @@ async def test_a_blind_vote_hides_the_names_until_it_is_given_and_is_kept(key: s
         shown = screen_text(app)
         assert "×0.75" not in shown and "base" not in shown.replace("base: Ctrl", "") and "KL(" not in shown and "reused" not in shown
         columns = await to_columns(pilot)
+        last = screen_text(app).splitlines()[-1]
+        assert all(f"{number} {label}" in last for number, label in ((1, "Left"), (2, "Right"), (3, "Tie"), (4, "Both bad")))
+        assert "Sweep" not in last and "Mix" not in last, "what cannot be now has no key"
         await pilot.press("e", "k", "w", "m")
         await settled(pilot)
         assert "vote first" in screen_text(app) and "×0.75" not in screen_text(app)
@@ -217,6 +220,8 @@ async def test_a_blind_vote_hides_the_names_until_it_is_given_and_is_kept(key: s
         won = {"1": left, "2": right}.get(key, "")
         tally = VoteFile(app.control.comparing.votes.path).counts(run.tally)[0]
         assert (tally.first, tally.second, tally.tie, tally.bad) == (won == "A", won == "B", key == "3", key == "4")
+        last = screen_text(app).splitlines()[-1]
+        assert "Left" not in last and "Sweep" in last
         assert "A  pirate ×0.75" in screen_text(app) and f"votes A {int(won == 'A')} · B {int(won == 'B')}" in screen_text(app)
         await pilot.press(key)
         await settled(pilot)
@@ -229,7 +234,7 @@ async def test_blind_sides_are_drawn_anew_and_pairs_by_lot(seed: int) -> None:
     async with running(app) as pilot:
         await pilot.press("f3")
         await settled(pilot)
-        await pilot.press("tab", "a", "escape")
+        await pilot.press("tab", "a", "space", "escape")
         await settled(pilot)
         comparing = app.control.comparing
         compare_of(app).blind = True
@@ -241,6 +246,24 @@ async def test_blind_sides_are_drawn_anew_and_pairs_by_lot(seed: int) -> None:
             orders.add(compare_of(app).run.order)
             pairs.add(tuple(column.label for column in compare_of(app).run.setup.columns))
         assert orders == {(0, 1), (1, 0)} and pairs == {("A", "B"), ("A", "C"), ("B", "C")}
+
+
+async def test_columns_that_compute_the_same_are_no_pair_to_vote_on() -> None:
+    app = bench_app(*[A, B] * 9)
+    async with running(app) as pilot:
+        await pilot.press("f3")
+        await settled(pilot)
+        await pilot.press("tab", "a", "escape", "b")  # C is as A
+        await settled(pilot)
+        comparing, compare = app.control.comparing, compare_of(app)
+        for _ in range(8):
+            assert comparing.ask("x", "", p.Sampling())
+            assert "B" in [column.label for column in compare.run.setup.columns]
+            compare.run = None
+        compare.lanes[1].board.take(compare.lanes[0].board.now)
+        await say(pilot, "who is better?")
+        assert "nothing to vote on" in screen_text(app) and compare.run is None
+        assert app.screen.query_one(Prompt).text == "who is better?", "it waits there"
 
 
 async def test_a_vote_that_was_not_blind_or_too_early_is_refused() -> None:
@@ -262,6 +285,24 @@ async def test_a_vote_that_was_not_blind_or_too_early_is_refused() -> None:
         app.engine.emit(*(p.RequestFailed(number + i, "no room") for i in range(2)))
         await settled(pilot)
         assert "nothing to vote on" in screen_text(app) and "✗ no room" in screen_text(app) and "A  pirate" in screen_text(app)
+
+
+async def test_what_was_too_early_is_not_said_any_more_when_it_can_be() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        app.engine.answers = False
+        await pilot.press("f3")
+        await settled(pilot)
+        await say(pilot, "A haiku?")
+        await to_columns(pilot)
+        for key, said in (("k", "no figures yet"), ("e", "wait until all replies"), ("ctrl+r", "Esc stops them")):
+            await pilot.press(key)
+            await settled(pilot)
+            assert said in screen_text(app)
+        numbers = [row.request_id for row in compare_of(app).run.rows]
+        app.engine.emit(*(p.RequestFailed(number, "no room") for number in numbers))
+        await settled(pilot)
+        assert "Esc stops them" not in screen_text(app)
 
 
 async def test_a_sweep_runs_all_scales_in_one_batch_and_draws_kl_against_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,6 +582,38 @@ async def test_narrow_terminals_show_fewer_columns_and_tab_brings_the_others() -
         await pilot.press("tab")
         await settled(pilot)
         assert [column.place for column in app.screen.query(CompareColumn) if column.display] == [0]
+
+
+@pytest.mark.parametrize("size", [(160, 45), (80, 24), (60, 15), (50, 12), (24, 10)])
+async def test_everything_is_on_the_screen_whatever_its_size(size: tuple[int, int]) -> None:
+    app = bench_app(A, B)
+    async with running(app, *size) as pilot:
+        await asked(pilot)
+        for keys in ((), ("tab",), ("k",), ("escape", "m")):
+            await pilot.press(*keys)
+            await settled(pilot)
+            screen = app.screen
+            shown = [screen.query_one(Prompt), *(key for key in screen.query("FooterKey")), *screen.query("#token-view, #mix-editor")]
+            for widget in (each for each in shown if each.display):
+                assert screen.region.contains_region(widget.region), (keys, widget)
+            palette = screen.query_one(".-command-palette").region
+            assert all(key.region.right <= palette.x for key in screen.query("FooterKey").exclude(".-command-palette")), keys
+
+
+async def test_an_offered_question_is_typed_over_however_often_the_screen_is_opened() -> None:
+    app = bench_app("arr", A, B)
+    async with running(app) as pilot:
+        await say(pilot, "What be a ship?")
+        for _ in range(2):
+            await pilot.press("f3")
+            await settled(pilot)
+            await pilot.press("escape")
+            await settled(pilot)
+        await pilot.press("f3")
+        await settled(pilot)
+        await pilot.press("W", "h", "y", "?")
+        await settled(pilot)
+        assert app.screen.query_one(Prompt).text == "Why?"
 
 
 async def test_any_keys_in_any_order(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import combinations
 
 from ..engine import protocol as p
 from .compare_state import MOST_COLUMNS, CompareState, Lane, Run
@@ -13,7 +14,7 @@ from .scales import parse_scales
 from .state import BenchState
 from .text import clean_line, counted, listed
 from .transcript import history_of
-from .votes import Choice, Tally, VoteFile, tally_of
+from .votes import Choice, Tally, VoteFile, side_of, tally_of
 
 SWEPT_SCALES = "0:1.5:0.25"
 
@@ -91,10 +92,15 @@ class CompareControl:
     def ask(self, text: str, system: str, sampling: p.Sampling) -> bool:
         """One prompt to all columns, to a pair of them by lot when it is blind; False, with a hint, when it cannot be asked now."""
         compare = self.compare
-        lanes = compare.lanes if not compare.blind else sorted(self._rng.sample(compare.lanes, 2), key=lambda lane: lane.label)
-        columns = [Column(lane.label, lane.board.mix()) for lane in lanes]
+        columns = [Column(lane.label, lane.board.mix()) for lane in compare.lanes]
         if self._cannot(columns):
             return False
+        if compare.blind:
+            pairs = [pair for pair in combinations(columns, 2) if self._differ(*pair)]
+            if not pairs:
+                compare.hint = "all columns compute the same, so there is nothing to vote on: m sets another mix"
+                return False
+            columns = list(self._rng.choice(pairs))
         order = list(range(len(columns)))
         if compare.blind:
             self._rng.shuffle(order)
@@ -135,7 +141,7 @@ class CompareControl:
         elif not state.model or state.engine == "loading":
             compare.hint = "there is no model yet: the prompt stays here until it is loaded"
         elif any(run.active for run in compare.runs):
-            compare.hint = "replies are being written: Esc stops them"
+            compare.too_early("replies are being written: Esc stops them")
         elif missing:
             label, name = missing[0]
             why = state.failed.get(name, "it is not loaded now")
@@ -160,6 +166,9 @@ class CompareControl:
             self._send(p.Abort(row.request_id))
         return bool(active)
 
+    def _differ(self, first: Column, second: Column) -> bool:
+        return side_of(first.mix, self.state.adapters) != side_of(second.mix, self.state.adapters)
+
     # -- votes ----------------------------------------------------------------------------------
     def toggle_blind(self) -> None:
         """The next replies come without names; blind replies that have no vote yet get their names back."""
@@ -178,7 +187,7 @@ class CompareControl:
         if run is None or not run.hidden:
             self.compare.hint = "votes are blind: b hides the names of the next replies"
         elif run.active:
-            self.compare.hint = "vote when both replies are there"
+            self.compare.too_early("vote when both replies are there")
         else:
             run.choice = choice
             turned = {"first": "second", "second": "first"}.get(choice, choice) if run.order[0] else choice
@@ -231,6 +240,7 @@ class CompareControl:
         """When the last row of a run has ended: have its figures computed, unless what it was made with is no longer loaded."""
         if run.active:
             return
+        self.compare.arrived()
         first = run.rows[0]
         if not run.whole and run.hidden:
             self.compare.hint = "a reply failed: there is nothing to vote on"
@@ -249,6 +259,7 @@ class CompareControl:
         run = next((run for run in self.compare.runs if run.score_id == event.score_id), None)
         if run is None:
             return
+        self.compare.arrived()
         if isinstance(event, p.ScoreFailed):
             run.score_failed = event.message
         elif outdated := run.outdated(self.state.adapters):

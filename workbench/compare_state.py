@@ -93,8 +93,19 @@ class CompareState:
     opening: str = ""
     """an invocation that the prompt ends with, in place of the template's"""
     hint: str = ""
+    early: str = ""
+    """a hint that something cannot be before the replies or the figures are there: then it is over"""
     draft: str = ""
     """what stood in the prompt when the screen was left"""
+
+    def too_early(self, hint: str) -> None:
+        """Say it until the replies or the figures are there."""
+        self.hint = self.early = hint
+
+    def arrived(self) -> None:
+        """What was too early is not any more."""
+        if self.hint == self.early:
+            self.hint = ""
 
     @property
     def runs(self) -> list[Run]:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from ..engine.protocol import Chat, Prompt, RawText, plain_data
 from .arguments import escape
 from .comparison import Round, Setup, agreement, distance, first_divergence
-from .comparison_text import numbers
+from .comparison_text import NOTHING, numbers
 from .mixboard import mix_text
 from .prompt_text import prompt_line
-from .text import clean, clean_line
+from .text import clean, clean_line, counted
 
 
 def jsonl_line(setup: Setup, round: Round) -> str:
@@ -62,8 +62,9 @@ def markdown(setup: Setup, rounds: Sequence[Round], title: str = "Comparison", c
 def _replies(setup: Setup, round: Round) -> list[str]:
     lines: list[str] = []
     for column, reply in zip(setup.columns, round.replies, strict=True):
-        end = f" · {len(reply.ids)} tokens, {reply.reason}" if reply.reason else ""
-        lines += [f"**{column.label}** · {_code(mix_text(column.mix))}{end}", "", *_fenced(reply.failed or reply.text), ""]
+        end = f" · {counted(len(reply.ids), 'token')}, {reply.reason}" if reply.reason else ""
+        said = reply.failed or reply.text
+        lines += [f"**{column.label}** · {_code(mix_text(column.mix))}{end}", "", *(_fenced(said) if said else [NOTHING]), ""]
         lines += [f"- {clean_line(activation.adapter, 60)} is off here: {_code(activation.detail)}"
                   for activation in reply.activations if not activation.found]
         lines += [""] if lines[-1] else []

@@ -17,15 +17,18 @@ from .comparison import (
 )
 from .mixboard import mix_text
 from .prompt_text import prompt_line
-from .text import clean, clean_line
+from .text import clean, clean_line, counted
+
+NOTHING = "(nothing)"
+"""in place of a reply without a text"""
 
 
 def round_text(setup: Setup, round: Round, number: int, of: int) -> str:
     """All of one prompt for a person: replies, then what is told of them."""
     lines = heading(round, number, of)
     for column, reply in zip(setup.columns, round.replies, strict=True):
-        end = "failed" if reply.failed else f"{len(reply.ids)} tokens · {reply.reason}"
-        lines += [f"{column.label}  {clean_line(mix_text(column.mix))} · {end}", *indented(reply.failed or reply.text), ""]
+        end = "failed" if reply.failed else f"{counted(len(reply.ids), 'token')} · {reply.reason}"
+        lines += [f"{column.label}  {clean_line(mix_text(column.mix))} · {end}", *indented(reply.failed or reply.text or NOTHING), ""]
     return "\n".join([*lines, *(f"  {line}" for line in numbers(setup, round)), "", ""])
 
 
@@ -67,9 +70,10 @@ def numbers(setup: Setup, round: Round) -> list[str]:
         if i and not first.failed and not reply.failed:
             lines.append(f"{setup.columns[0].label}–{column.label}: {_divergence(round, i)}")
         if i and round.scored is not None and (far := distance(round.scored, i)) is not None:
-            lines.append(f"KL({setup.columns[0].label}‖{column.label}) on {setup.columns[0].label}'s text: mean {nats(far.mean_kl)}, max "
-                         f"{nats(far.max_kl)} nats at token {far.max_at} {_quoted(round.scored.tokens[far.max_at].text)}; "
-                         f"same likeliest token at {far.same:.0%}")
+            where = f"KL({setup.columns[0].label}‖{column.label}) on {setup.columns[0].label}'s text: "
+            lines.append(where + ("0 at every token" if far.max_kl == 0 else
+                                  f"mean {nats(far.mean_kl)}, max {nats(far.max_kl)} nats at token {far.max_at} "
+                                  f"{_quoted(round.scored.tokens[far.max_at].text)}; same likeliest token at {far.same:.0%}"))
     return [*lines, *_attributions(setup, round)]
 
 

@@ -46,14 +46,14 @@ class CompareScreen(SteadySize, Screen):
     AUTO_FOCUS = "#prompt"
     PALETTE_PANES = HELP_PANES = ("compare", "columns", "mix", "tokens", "prompt", "app")
     HORIZONTAL_BREAKPOINTS = [(0, "-nano"), (20, "-narrow"), (110, "-wide")]
-    VERTICAL_BREAKPOINTS = [(0, "-flat"), (10, "-low"), (32, "-tall")]
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (10, "-low"), (20, "-mid"), (32, "-tall")]
 
     def __init__(self, control: Control) -> None:
         super().__init__(id="compare-screen")
         self._control = control
         self._comparing = control.comparing
         self._comparing.open()
-        self._busy = False
+        self._busy = self._hidden = False
         self._ended_at = 0.0
 
     def compose(self) -> ComposeResult:
@@ -74,9 +74,13 @@ class CompareScreen(SteadySize, Screen):
         compare, prompt = self._comparing.compare, self.query_one(Prompt)
         if compare.draft:
             prompt.put_back(clean(compare.draft))
-        elif not compare.run and (asked := self._last_asked()):
-            prompt.put_back(clean(asked))
+        elif offered := self._offered():
+            prompt.put_back(offered)
             prompt.select_all()
+
+    def _offered(self) -> str:
+        """What the prompt holds, all of it selected, before anything was asked here."""
+        return "" if self._comparing.compare.run else clean(self._last_asked())
 
     def _last_asked(self) -> str:
         """The last question of the chat: the likeliest to be compared."""
@@ -129,8 +133,11 @@ class CompareScreen(SteadySize, Screen):
         return Content.assemble((" COMPARE", "bold $accent"), (asked, "bold"), ("  " + " · ".join(filter(None, parts)), QUIET))
 
     def _show_busy(self) -> None:
-        """What Esc does, in the footer."""
-        busy = self._control.state.comparing
+        """What Esc does, and which keys mean something, in the footer."""
+        busy, run = self._control.state.comparing, self._comparing.compare.run
+        if (hidden := bool(run and run.hidden)) != self._hidden:
+            self._hidden = hidden
+            self.refresh_bindings()
         if busy != self._busy:
             self._busy, self._ended_at = busy, 0.0 if busy else monotonic()
             self.refresh_bindings()
@@ -200,7 +207,7 @@ class CompareScreen(SteadySize, Screen):
         elif what == "tokens":
             self._open_tokens(run)
         elif what == "export":
-            self._hint(export(run, self._control.state.clock()))
+            self._export(run)
         elif what == "last sweep":
             self._open_sweep()
         elif lane is not None:
@@ -245,6 +252,10 @@ class CompareScreen(SteadySize, Screen):
         beside = "beside the rest of its mix" if len(mix) > 1 else "alone"
         self.query_one(Ask).ask(f"sweep in column {lane.label}, {beside}: NAME START:END:STEP", f"{name} {SWEPT_SCALES}", take)
 
+    def _export(self, run: Run | None) -> None:
+        said = export(run, self._control.state.clock())
+        (self._comparing.compare.too_early if run and (run.active or run.scoring) else self._hint)(said)
+
     def _open_sweep(self) -> None:
         if self._comparing.compare.sweep is None:
             self._hint("no sweep was made yet: w makes one")
@@ -253,7 +264,10 @@ class CompareScreen(SteadySize, Screen):
 
     def _open_tokens(self, run: Run | None) -> None:
         if run is None or run.scored is None or not run.scored.tokens:
-            self._hint("there are no figures yet" if run is None or not run.score_failed else f"no figures: {run.score_failed}")
+            if run is None or not run.score_failed:
+                self._comparing.compare.too_early("there are no figures yet")
+            else:
+                self._hint(f"no figures: {run.score_failed}")
             return
         tokens, columns = self.query_one(TokenView), self.query_one(Columns)
         label = columns.sides[columns.other].label
@@ -299,11 +313,18 @@ class CompareScreen(SteadySize, Screen):
         over = self.query_one(TokenView).display or self.query_one(MixEditor).display
         return {"stop": stops, "close_view": not stops and over}.get(action, not stops and not over)
 
+    def footer_tells(self, action: str) -> bool:
+        """Whether the footer has the key of an action: of blind replies that are not voted on yet those that vote."""
+        if action == "other":
+            return len(self._comparing.compare.lanes) > 2
+        return not action.startswith("want" if self._hidden else "vote")
+
     def action_stop(self) -> None:
         self._comparing.stop()
 
     def action_back(self) -> None:
-        self._comparing.compare.draft = self.query_one(Prompt).text
+        text = self.query_one(Prompt).text
+        self._comparing.compare.draft = "" if text == self._offered() else text
         self.dismiss()
 
     action_leave = action_back

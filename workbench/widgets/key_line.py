@@ -11,10 +11,12 @@ from textual.widgets import Footer
 SPARED = ("type_scale", "engine", "bypass", "newline", "solo", "regenerate", "again", "want('add')", "want('export')",
           "compare")
 """actions whose keys leave first, in this order; F1 and the palette have all of them"""
+LAST = ("f1", "escape")
+"""keys that leave when all others did"""
 
 
 class KeyLine(Footer):
-    """A compact footer of which nothing is cut off."""
+    """A compact footer of which nothing is cut off. A screen with `footer_tells(action)` says which keys mean something now."""
 
     def __init__(self) -> None:
         super().__init__(compact=True)
@@ -25,14 +27,23 @@ class KeyLine(Footer):
         self.mutate_reactive(Footer.compact)  # which lets go of the keys of before: they listen to it
         self._composed_for = self.app.size.width
         keys: list[Any] = list(super().compose())
-        for action in SPARED:
-            if sum(map(_columns, keys)) + 1 > self._composed_for:  # a border stands before the palette
-                keys = [key for key in keys if key.action != action]
+        if tells := getattr(self.screen, "footer_tells", None):
+            keys = [key for key in keys if tells(key.action)]
+        for key in sorted(reversed(keys), key=_spared_before):
+            if sum(map(_columns, keys)) + 1 > self._composed_for and not key.has_class("-command-palette"):  # before which a border stands
+                keys.remove(key)
         yield from keys
 
     def on_resize(self, event: events.Resize) -> None:
         if event.size.width != self._composed_for:  # new keys in it are a resize too
             self.call_after_refresh(self.recompose)
+
+
+def _spared_before(key: Any) -> tuple[int, int]:
+    """The order in which keys leave: those that can be spared, others from the right, and what helps and leads back."""
+    if key.action in SPARED:
+        return 0, SPARED.index(key.action)
+    return (2, LAST.index(key.key)) if key.key in LAST else (1, 0)
 
 
 def _columns(key: Any) -> int:
