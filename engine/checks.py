@@ -32,6 +32,11 @@ class Checks:
     def busy(self) -> bool:
         return self._now is not None or bool(self._queue)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether one has begun: it may hold slots and KV memory."""
+        return self._now is not None
+
     def ask(self, name: str, effect: bool) -> None:
         """Queue a check of the loaded adapter `name`; asked for twice it is made once. Raises ValueError for one that is not loaded."""
         if name not in (known := self._engine.model.store.infos):

@@ -101,14 +101,14 @@ class Reading:
                 try:
                     held.enter_context(look(self._engine.model, self.requests, "the reading of a text", len(self._prompt) - 1))
                 except ValueError:
-                    if count == 1 and not self._engine.busy:
+                    if count == 1 and not (self._engine.busy or self._engine.checks.under_way):
                         raise
                 else:
                     return (yield from self._read(self.requests))[len(first):]
             if count > 1:
                 count = (count + 1) // 2
             else:
-                yield  # until a reply ends
+                yield  # until a reply or a check ends
 
     def _check_content(self, requests: Sequence[Request], start: int) -> None:
         """Of rows that are read in turns each must be computed with what the first ones were."""

@@ -111,10 +111,11 @@ class _Service:
     def _step(self) -> None:
         try:
             stepped = self.engine.step()
-            if self.engine.scores.busy:
+            scoring, checks = self.engine.scores.busy, self.engine.checks
+            if scoring:
                 self.engine.scores.advance()
-            elif not stepped and self.engine.checks.busy:
-                self.engine.checks.advance()
+            if not stepped and (checks.under_way or checks.busy and not scoring):  # others may wait for what one under way holds
+                checks.advance()
         except Exception as error:
             memory = out_of_memory(error)
             message = f"the step failed: {sentence(error)}; the running requests were dropped"

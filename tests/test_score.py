@@ -2,22 +2,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from engine_bench import PROMPT, Bench
 
-from lora_bench.engine import score, scores
+from lora_bench.engine import effect, loaded, score, scores
 from lora_bench.engine.protocol import (
     AdapterLoaded,
     AdapterUnloaded,
     AdapterUse,
+    CheckAdapter,
+    CheckFailed,
+    CheckFinished,
+    CheckProgress,
+    EngineSnapshot,
     Event,
+    Generate,
     LoadAdapter,
     LoadModel,
     Mix,
     ModelLoaded,
     RawText,
+    RequestFinished,
+    Sampling,
     Score,
     Scored,
     ScoreFailed,
@@ -288,6 +297,32 @@ def told(*commands: object) -> list[Event]:
         inbox.put(command)
     serve(inbox, emit)
     return events
+
+
+def test_a_check_under_way_a_reply_that_waits_for_its_blocks_and_a_score_that_waits_for_both_all_end(
+    tiny_gguf: Callable, adapter_folder: Callable, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_config = loaded.make_config
+    monkeypatch.setattr(loaded, "make_config", lambda *asked: replace(make_config(*asked), blocks=4))
+    monkeypatch.setattr(effect, "PROMPTS", (("short", "ab"),))
+    inbox, events = Inbox(), []
+
+    def ended() -> int:
+        return sum(isinstance(event, CheckFinished | CheckFailed | RequestFinished | Scored) for event in events)
+
+    def emit(event: Event) -> None:
+        begun = any(isinstance(other, CheckProgress) and other.text == "the base replies" for other in events)
+        events.append(event)
+        if isinstance(event, CheckProgress) and event.text == "the base replies" and not begun:
+            inbox.put(Generate(1, TokenIds((7,)), sampling=Sampling(max_tokens=40)))
+            inbox.put(Score(1, PROMPT, REPLY, ((), ONE)))
+        if ended() == 3 or sum(isinstance(other, EngineSnapshot) for other in events) > 30:
+            inbox.put(Shutdown())
+
+    for command in (LoadModel(str(tiny_gguf()), device="cpu"), LoadAdapter(str(adapter_folder("one"))), CheckAdapter("one", True)):
+        inbox.put(command)
+    serve(inbox, emit)
+    assert ended() == 3
 
 
 def test_a_score_waits_for_an_adapter_that_is_being_read_and_an_invocation_is_cut_at_once(
