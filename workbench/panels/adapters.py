@@ -15,13 +15,13 @@ from ..check_text import verdict_text
 from ..control import Control
 from ..keys import bindings
 from ..live_change import CHANGES
-from ..mixboard import parse_scale, scale_text
+from ..mixboard import MixBoard
 from ..text import clean_line
 from ..widgets.adapter_list import AdapterList
 from ..widgets.ask import Ask
 from ..widgets.invocation import InvocationEditor
 from ..widgets.load_progress import reading_text
-from ..widgets.scale_bar import on_grid
+from ..widgets.mix_keys import MixKeys
 from .engine import Panel, title
 
 
@@ -46,7 +46,7 @@ def _found(control: Control, name: str) -> list[str]:
     return [f"check: {verdict_text(report)}{effect}"]
 
 
-class AdaptersPanel(Vertical):
+class AdaptersPanel(MixKeys, Vertical):
     """Keys act on the adapter under the cursor; every change goes to `control`."""
 
     BINDINGS = bindings("adapters")
@@ -112,19 +112,25 @@ class AdaptersPanel(Vertical):
         self.query_one(Details).show(self._control, self.name_here)
 
     @property
-    def name_here(self) -> str | None:
-        row = self.query_one(AdapterList).current
-        return row.name if row else None
+    def mix_board(self) -> MixBoard:
+        return self._control.state.board
+
+    @property
+    def asker(self) -> Ask:
+        return self.query_one("#ask", Ask)
+
+    def hint(self, text: str) -> None:
+        self._control.state.hint = text
 
     # -- mouse ----------------------------------------------------------------------------------
     @on(AdapterList.Toggled)
     def _clicked_box(self, event: AdapterList.Toggled) -> None:
-        self._board(lambda board: board.toggle(event.name))
+        self.change(lambda board: board.toggle(event.name))
         self._tell_invocation(event.name)
 
     @on(AdapterList.Scaled)
     def _dragged(self, event: AdapterList.Scaled) -> None:
-        self._board(lambda board: board.set_scale(event.name, event.scale, joined=event.dragging))
+        self.change(lambda board: board.set_scale(event.name, event.scale, joined=event.dragging))
 
     @on(events.Click, "#adapters-change")
     def _clicked_change(self) -> None:
@@ -135,49 +141,13 @@ class AdaptersPanel(Vertical):
         """Keys typed into the field are not the list's."""
         return not any(field.has_focus_within for field in self.query(Ask))
 
-    def action_cursor(self, by: int) -> None:
-        self.query_one(AdapterList).move(by)
-
     def action_toggle(self) -> None:
-        self._here(lambda board, name: board.toggle(name))
+        super().action_toggle()
         self._tell_invocation(self.name_here)
-
-    def action_nudge(self, by: float) -> None:
-        self._here(lambda board, name: board.set_scale(name, on_grid(board[name].scale + by, 0.01)))
-
-    def action_set_scale(self, scale: float) -> None:
-        self._here(lambda board, name: board.set_scale(name, float(scale)))
-
-    def action_solo(self) -> None:
-        self._here(lambda board, name: board.toggle_solo(name))
-
-    def action_bypass(self) -> None:
-        self._board(lambda board: board.toggle_bypass())
-
-    def action_undo(self) -> None:
-        self._board(lambda board: board.undo() or self._hint("nothing to take back"))
-
-    def action_redo(self) -> None:
-        self._board(lambda board: board.redo() or self._hint("nothing to do again"))
 
     def action_pin(self) -> None:
         if (name := self.name_here) is not None:
             self._control.pin(name)
-
-    def action_type_scale(self) -> None:
-        name = self.name_here
-        if name is None:
-            return
-
-        def take(text: str) -> str | None:
-            try:
-                scale = parse_scale(text)
-            except ValueError as error:
-                return str(error)
-            self._board(lambda board: board.set_scale(name, scale))
-            return None
-
-        self.query_one(Ask).ask(f"scale of {name}", scale_text(self._control.state.board[name].scale), take)
 
     def action_add(self, text: str = "") -> None:
         self.query_one(Ask).ask("add adapters: path of a folder or file, or a sample's name", text, self.add_paths)
@@ -201,9 +171,9 @@ class AdaptersPanel(Vertical):
             return
         if self._control.state.board.acts(name) and self._sure != name:
             self._sure = name
-            self._hint(f"{name} acts now: x again unloads it")
-            return
-        self._control.unload(name)
+            self.hint(f"{name} acts now: x again unloads it")
+        else:
+            self._control.unload(name)
         self.post_message(self.Changed())
 
     def action_details(self) -> None:
@@ -234,18 +204,4 @@ class AdaptersPanel(Vertical):
         """An aLoRA that was switched on changes no ordinary reply: say what makes it act."""
         info = self._control.state.adapters.get(name or "")
         if info and info.invocation and self._control.state.board.acts(info.name):
-            self._hint(f"{info.name} is on, but acts only after its invocation: v invokes it on this chat")
-
-    # -- inside ---------------------------------------------------------------------------------
-    def _here(self, change) -> None:
-        if (name := self.name_here) is not None:
-            self._board(lambda board: change(board, name))
-
-    def _board(self, change) -> None:
-        self._control.state.hint = ""
-        change(self._control.state.board)
-        self.post_message(self.Changed())
-
-    def _hint(self, text: str) -> None:
-        self._control.state.hint = text
-        self.post_message(self.Changed())
+            self.hint(f"{info.name} is on, but acts only after its invocation: v invokes it on this chat")
