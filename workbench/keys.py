@@ -19,6 +19,23 @@ class Key:
     display: str | None = None
 
 
+_SCALES = (
+    Key("left,h", "nudge(-0.05)", "Scale", "Scale down by 0.05", footer=True, display="←→"),
+    Key("right,l", "nudge(0.05)", "+0.05", "Scale up by 0.05"),
+    Key("shift+left,H", "nudge(-0.5)", "-0.5", "Scale down by 0.5"),
+    Key("shift+right,L", "nudge(0.5)", "+0.5", "Scale up by 0.5"),
+    Key("ctrl+left", "nudge(-0.01)", "-0.01", "Scale down by 0.01"),
+    Key("ctrl+right", "nudge(0.01)", "+0.01", "Scale up by 0.01"),
+    Key("enter,=", "type_scale", "Value", "Type an exact scale", footer=True, display="⏎"),
+    Key("0", "set_scale(0)", "Scale 0", "Set the scale to 0: loaded, but without effect"),
+    Key("1", "set_scale(1)", "Scale 1", "Set the scale to 1: as trained"),
+)
+_UNDO_AND_CURSOR = (
+    Key("u", "undo", "Undo", "Take back the last change of the mix"),
+    Key("U", "redo", "Redo", "Do again what was taken back"),
+    Key("up,k", "cursor(-1)", "Up", "The adapter above"),
+    Key("down,j", "cursor(1)", "Down", "The adapter below"),
+)
 KEYS: dict[str, tuple[Key, ...]] = {
     "app": (
         Key("ctrl+q", "quit", "Quit", "Leave; the engine ends with the screen", priority=True),
@@ -59,15 +76,7 @@ KEYS: dict[str, tuple[Key, ...]] = {
     ),
     "adapters": (
         Key("space", "toggle", "On/off", "Switch the adapter on or off", footer=True),
-        Key("left,h", "nudge(-0.05)", "Scale", "Scale down by 0.05", footer=True, display="←→"),
-        Key("right,l", "nudge(0.05)", "+0.05", "Scale up by 0.05"),
-        Key("shift+left,H", "nudge(-0.5)", "-0.5", "Scale down by 0.5"),
-        Key("shift+right,L", "nudge(0.5)", "+0.5", "Scale up by 0.5"),
-        Key("ctrl+left", "nudge(-0.01)", "-0.01", "Scale down by 0.01"),
-        Key("ctrl+right", "nudge(0.01)", "+0.01", "Scale up by 0.01"),
-        Key("enter,=", "type_scale", "Value", "Type an exact scale", footer=True, display="⏎"),
-        Key("0", "set_scale(0)", "Scale 0", "Set the scale to 0: loaded, but without effect"),
-        Key("1", "set_scale(1)", "Scale 1", "Set the scale to 1: as trained"),
+        *_SCALES,
         Key("s", "solo", "Solo", "Hear this adapter alone; again to end it", footer=True),
         Key("m", "bypass", "Bypass", "Hear the base alone; again to end it", footer=True),
         Key("p", "pin", "Pin", "Keep the adapter in its slot: it is not evicted"),
@@ -80,10 +89,7 @@ KEYS: dict[str, tuple[Key, ...]] = {
         Key("v", "invoke", "Invoke", "Let this aLoRA act on the chat by its invocation"),
         Key("c", "change", "Live change",
             "What a change of the mix does to a reply that is being written: splice, recompute, or finish the reply first"),
-        Key("u", "undo", "Undo", "Take back the last change of the mix"),
-        Key("U", "redo", "Redo", "Do again what was taken back"),
-        Key("up,k", "cursor(-1)", "Up", "The adapter above"),
-        Key("down,j", "cursor(1)", "Down", "The adapter below"),
+        *_UNDO_AND_CURSOR,
     ),
     "invocation": (
         Key("ctrl+t", "in_reply", "In replies", "Let the adapter also act where the model itself writes the invocation", footer=True),
@@ -143,22 +149,11 @@ KEYS: dict[str, tuple[Key, ...]] = {
     ),
     "mix": (
         Key("space", "toggle", "On/off", "Switch the adapter on or off in this column", footer=True),
-        Key("left,h", "nudge(-0.05)", "Scale", "Scale down by 0.05", footer=True, display="←→"),
-        Key("right,l", "nudge(0.05)", "+0.05", "Scale up by 0.05"),
-        Key("shift+left,H", "nudge(-0.5)", "-0.5", "Scale down by 0.5"),
-        Key("shift+right,L", "nudge(0.5)", "+0.5", "Scale up by 0.5"),
-        Key("ctrl+left", "nudge(-0.01)", "-0.01", "Scale down by 0.01"),
-        Key("ctrl+right", "nudge(0.01)", "+0.01", "Scale up by 0.01"),
-        Key("enter,=", "type_scale", "Value", "Type an exact scale", footer=True, display="⏎"),
-        Key("0", "set_scale(0)", "Scale 0", "Set the scale to 0: loaded, but without effect"),
-        Key("1", "set_scale(1)", "Scale 1", "Set the scale to 1: as trained"),
+        *_SCALES,
         Key("s", "solo", "Solo", "This adapter alone; again to end it", footer=True),
         Key("m", "bypass", "Base", "The base alone; again to end it", footer=True),
         Key("c", "chat", "Chat's mix", "The mix that the chat has now", footer=True),
-        Key("u", "undo", "Undo", "Take back the last change of this mix"),
-        Key("U", "redo", "Redo", "Do again what was taken back"),
-        Key("up,k", "cursor(-1)", "Up", "The adapter above"),
-        Key("down,j", "cursor(1)", "Down", "The adapter below"),
+        *_UNDO_AND_CURSOR,
     ),
     "tokens": (
         Key("left,h", "move(-1)", "Token", "The token before", footer=True, display="←→"),
