@@ -1,5 +1,5 @@
 # `make run` opens lora-bench, `make test` runs the whole test suite; both make .venv first if it is not there or not current.
-.PHONY: run test check cases cases-terminal fuzz-files fuzz clean
+.PHONY: run test check properties cases cases-terminal fuzz-files fuzz clean
 .ONESHELL:
 SHELL := /bin/sh
 .SHELLFLAGS := -ec

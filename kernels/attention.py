@@ -146,11 +146,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores
     group = heads // kv_heads
     if rows == 1:  # the query heads that share keys become the rows of one small product
         return F.scaled_dot_product_attention(q.view(1, kv_heads, group, d), k, v, scale=scores.scale).reshape(1, heads * d)
-    shared = (kv_heads, group, k.shape[2], d)
-    k, v = k.transpose(0, 1).expand(shared), v.transpose(0, 1).expand(shared)
-    q = q.view(rows, kv_heads, group, d).permute(1, 2, 0, 3)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scores.scale)
-    return out.permute(2, 0, 1, 3).reshape(rows, heads * d)
+    # The heads that share keys are the batch: torch's fused kernel for fp32 on CUDA takes heads of stride 0 for a decode where one row is
+    # left for its last tile (of 65, 129, ... rows), and reads the mask of other rows then
+    shared = (group, kv_heads, k.shape[2], d)
+    q = q.view(rows, kv_heads, group, d).permute(2, 1, 0, 3)
+    out = F.scaled_dot_product_attention(q, k.expand(shared), v.expand(shared), attn_mask=mask, is_causal=mask is None, scale=scores.scale)
+    return out.permute(2, 1, 0, 3).reshape(rows, heads * d)
 
 
 def _attend_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:

@@ -6,7 +6,7 @@ import os
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-EXAMPLES = int(os.environ.get("EXAMPLES", "0"))
+EXAMPLES = int(os.environ.get("EXAMPLES") or 0)
 """of each machine; 0 in the suite"""
 
 

@@ -117,6 +117,24 @@ def test_short_dtypes(dtype: torch.dtype, tolerance: float, scores: Scores, wind
     torch.testing.assert_close(got.double().cpu(), torch.cat(expected), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("heads,kv_heads,d", [*SHAPES, (8, 1, 256)])
+@pytest.mark.parametrize("window", [0, 50])
+def test_one_row_more_than_a_tile(heads: int, kv_heads: int, d: int, window: int, device: str, rng: random.Random) -> None:
+    """Fused kernels take 32, 64 or 128 rows at a time; what is left may be one."""
+    for rows in (33, 65, 129, 193):
+        length = rows + rng.randint(1, 60)
+        caches = _poisoned(20, kv_heads, d).to(device)
+        q, kv = torch.randn(rows, heads, d), torch.randn(length, 2 * kv_heads, d)
+        cache_write_(caches[0], torch.arange(BLOCK, BLOCK + length, device=device), kv.to(device))
+        spans = [Span(0, rows, length, ((1, -(-length // BLOCK)),))]
+        got = paged_attention(q.to(device), caches[0], reaches(spans, caches, window)).double().cpu().view(rows, heads, d)
+        for row in (0, rows - 2, rows - 1):
+            seen = kv[: length - rows + row + 1].double()
+            last = _plain(q[row : row + 1], seen[:, :kv_heads], seen[:, kv_heads:], window).view(heads, d)
+            torch.testing.assert_close(got[row], last, atol=2e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("scores", [PLAIN, Scores(None, 1.5)])
 @pytest.mark.parametrize("window", [0, 40])
 def test_where_blocks_lie_changes_no_bit(window: int, scores: Scores, rng: random.Random) -> None:
