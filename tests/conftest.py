@@ -5,6 +5,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from lora_bench.engine.models.facts import ModelFacts, module_shapes, tensor_sha
 from lora_bench.engine.models.names import config_name, gguf_name
 
 if TYPE_CHECKING:
+    from engine_bench import Bench
     from torch import Tensor
 
 
@@ -165,17 +167,43 @@ def tiny_gguf(tmp_path: Path, tiny_facts: ModelFacts, tiny_tensors: dict[str, Te
 
 
 @pytest.fixture
-def tiny_talker(tiny_gguf: Callable[..., Path], tiny_tensors: dict[str, Tensor]) -> Callable[..., Path]:
-    """As `tiny_gguf`, without `tensors`, of a base that hardly ever says a special token, so that replies have their full length."""
+def talking_head(tiny_tensors: dict[str, Tensor]) -> Tensor:
+    """The head of `tiny_tensors`, which hardly ever says a special token, so that replies have their full length."""
     head = tiny_tensors["lm_head.weight"].clone()
     head[:5] = 0
-    return partial(tiny_gguf, tensors={"output.weight": head.numpy()})
+    return head
+
+
+@pytest.fixture
+def tiny_talker(tiny_gguf: Callable[..., Path], talking_head: Tensor) -> Callable[..., Path]:
+    """As `tiny_gguf`, without `tensors`, of a base that has `talking_head`."""
+    return partial(tiny_gguf, tensors={"output.weight": talking_head.numpy()})
 
 
 @pytest.fixture
 def base(tiny_talker: Callable[..., Path]) -> Path:
     """A tiny random base that hardly ever says a special token."""
     return tiny_talker()
+
+
+@pytest.fixture
+def make(base: Path, adapter_folder: AdapterFolder, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
+    """`make(blocks=, step_tokens=, **load)`: an engine on `base` with three adapters."""
+    from engine_bench import NAMES, Bench
+
+    from lora_bench.engine import loaded
+
+    folders = {name: adapter_folder(name, ("q_proj", "v_proj", "down_proj"), r=2 + number) for number, name in enumerate(NAMES)}
+    make_config = loaded.make_config
+
+    def build(blocks: int = 64, step_tokens: int = 128, **load: object) -> Bench:
+        monkeypatch.setattr(loaded, "make_config", lambda *asked: replace(make_config(*asked), blocks=blocks, step_tokens=step_tokens))
+        bench = Bench(base, **{"slots": 3} | load)
+        for name, folder in folders.items():
+            bench.engine.load_adapter(str(folder), name)
+        bench.events.clear()
+        return bench
+    return build
 
 
 def _interleaved(name: str, tensor: Tensor, facts: ModelFacts) -> Tensor:

@@ -1,31 +1,24 @@
-"""The engine over its KV memory: what is found again and what never is, groups, preemption, live changes, invocations in a reply."""
+"""The engine over its KV memory: what is found again and what never is, groups, preemption."""
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from engine_bench import Bench
+from engine_bench import NAMES, ONE, THREE, TWO, Bench, random_ids
 
-from lora_bench.engine import loaded
 from lora_bench.engine.protocol import (
     AdapterUse,
     CacheCleared,
-    CacheUse,
     Generate,
     GenerateTogether,
-    InvocationFired,
     Mix,
-    MixSet,
     RequestFailed,
     RequestPreempted,
-    RequestQueued,
     RequestStarted,
     Sampling,
-    SlotLoaded,
     StepFinished,
     TextDelta,
     TokenIds,
@@ -33,56 +26,16 @@ from lora_bench.engine.protocol import (
 
 Write = Callable[..., Path]
 Make = Callable[..., Bench]
-NAMES = ("one", "two", "three")
-ONE, TWO, THREE = ((AdapterUse(name, 0.5),) for name in NAMES)
 HOT = {"temperature": 1.2, "top_p": 0.95, "repetition_penalty": 1.1}
-
-
-@pytest.fixture
-def make(base: Path, adapter_folder: Write, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """`make(blocks=, step_tokens=, **load)`: an engine on `base` with three adapters."""
-    folders = {name: adapter_folder(name, ("q_proj", "v_proj", "down_proj"), r=2 + number) for number, name in enumerate(NAMES)}
-    make_config = loaded.make_config
-
-    def build(blocks: int = 64, step_tokens: int = 128, **load: object) -> Bench:
-        monkeypatch.setattr(loaded, "make_config", lambda *asked: replace(make_config(*asked), blocks=blocks, step_tokens=step_tokens))
-        bench = Bench(base, **{"slots": 3} | load)
-        for name, folder in folders.items():
-            bench.engine.load_adapter(str(folder), name)
-        bench.events.clear()
-        return bench
-    return build
-
-
-def _ids(count: int, seed: int = 0) -> tuple[int, ...]:
-    draw = random.Random(seed)
-    return tuple(draw.randrange(5, 50) for _ in range(count))
-
-
-def _started(bench: Bench, number: int) -> list[RequestStarted]:
-    return [event for event in bench.of(RequestStarted) if event.request_id == number]
-
-
-def _cache(bench: Bench, number: int) -> CacheUse:
-    return _started(bench, number)[-1].cache
-
-
-def _same(bench: Bench, prompt: Sequence[int], mix: Mix, ids: Sequence[int], other: Sequence[int]) -> bool:
-    """Equal, or parted where the two best tokens are as good as equal: a batch may round otherwise."""
-    if tuple(ids) == tuple(other):
-        return True
-    at = next(i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b)
-    best = bench.engine.logits([*prompt, *ids[:at]], mix).topk(2).values
-    return bool(best[0] - best[1] < 1e-3 * best[0].abs())
 
 
 # -- what is found ------------------------------------------------------------------------------------
 def test_a_prompt_is_found_again_under_the_same_mix_and_not_under_another(make: Make) -> None:
-    bench, prompt = make(), TokenIds(_ids(50))
+    bench, prompt = make(), TokenIds(random_ids(50))
     for number, mix in enumerate([ONE, ONE, (AdapterUse("one", 0.6),), (), (AdapterUse("two", 0.0),), ONE, TWO]):
         bench.submit(number, prompt, mix, max_tokens=4)
         bench.run()
-    used = [_cache(bench, number) for number in range(7)]
+    used = [bench.started(number)[-1].cache for number in range(7)]
     assert [use.hit_tokens for use in used] == [0, 49, 0, 0, 49, 49, 0]
     assert [use.miss for use in used] == ["new tokens", "", "mix differs", "mix differs", "", "", "mix differs"]
     assert "0.5" in used[2].detail and "0.6" in used[2].detail
@@ -92,32 +45,32 @@ def test_a_prompt_is_found_again_under_the_same_mix_and_not_under_another(make: 
 
 
 def test_the_next_turn_finds_prompt_and_reply(make: Make) -> None:
-    bench, prompt = make(), _ids(40)
+    bench, prompt = make(), random_ids(40)
     bench.submit(1, TokenIds(prompt), ONE, max_tokens=12)
     bench.run()
-    turn = (*prompt, *bench.ids(1), *_ids(10, 1))
+    turn = (*prompt, *bench.ids(1), *random_ids(10, 1))
     bench.submit(2, TokenIds(turn), ONE, max_tokens=4)
     bench.run()
-    assert _cache(bench, 2).hit_tokens == 51, "all but the token that was drawn last"
+    assert bench.started(2)[-1].cache.hit_tokens == 51, "all but the token that was drawn last"
     fresh = make()
     fresh.submit(2, TokenIds(turn), ONE, max_tokens=4)
     fresh.run()
-    assert _same(fresh, turn, ONE, bench.ids(2), fresh.ids(2))
+    assert fresh.same(turn, ONE, bench.ids(2), fresh.ids(2))
 
 
 def test_what_comes_before_an_invocation_is_the_base(make: Make) -> None:
-    bench, prompt = make(), (*_ids(40), 7, 8, 9)
+    bench, prompt = make(), (*random_ids(40), 7, 8, 9)
     bench.engine.set_invocation("one", "cde")
     bench.submit(1, TokenIds(prompt[:-3]), (), max_tokens=2)
     bench.run()
     bench.submit(2, TokenIds(prompt), ONE, max_tokens=2)
     bench.run()
-    (activation,) = _started(bench, 2)[0].activations
-    assert activation.found and activation.start == 40 and _cache(bench, 2).hit_tokens == _cache(bench, 2).base_tokens == 40
+    (started,) = bench.started(2)
+    assert started.activations[0].found and started.activations[0].start == started.cache.hit_tokens == started.cache.base_tokens == 40
 
 
 def test_reloaded_unloaded_and_cleared_content_is_never_found(make: Make, adapter_folder: Write) -> None:
-    bench, prompt = make(), TokenIds(_ids(50))
+    bench, prompt = make(), TokenIds(random_ids(50))
     alone = bench.reply(ONE)
     for number in (1, 2):
         bench.submit(number, prompt, ONE, max_tokens=4)
@@ -127,18 +80,18 @@ def test_reloaded_unloaded_and_cleared_content_is_never_found(make: Make, adapte
         adapter_folder("one", ("q_proj", "v_proj", "down_proj"), r=2)
         bench.engine.load_adapter(path, "one")
     assert [event.because for event in bench.of(CacheCleared)] == ["adapter 'one' was unloaded"] * 2
-    assert _cache(bench, 2).hit_tokens == 0 and bench.ids(1) != bench.ids(2) and alone
+    assert bench.started(2)[-1].cache.hit_tokens == 0 and bench.ids(1) != bench.ids(2) and alone
     bench.submit(3, prompt, (), max_tokens=4)
     bench.run()
     bench.engine.clear_cache()
     assert bench.engine.snapshot().kv.cached == 0
     bench.submit(4, prompt, (), max_tokens=4)
     bench.run()
-    assert _cache(bench, 4).hit_tokens == 0 and _cache(bench, 4).miss == "cleared" and bench.ids(3) == bench.ids(4)
+    assert bench.started(4)[-1].cache.hit_tokens == 0 and bench.started(4)[-1].cache.miss == "cleared" and bench.ids(3) == bench.ids(4)
 
 
 def test_numbers_that_are_not_finite_are_forgotten(make: Make, adapter_folder: Write) -> None:
-    bench, prompt = make(), TokenIds(_ids(40))
+    bench, prompt = make(), TokenIds(random_ids(40))
     path = "base_model.model.model.layers.0.mlp.down_proj"
     huge = {f"{path}.lora_A.weight": torch.full((2, 40), 1e18), f"{path}.lora_B.weight": torch.full((24, 2), 1e17)}
     bench.engine.load_adapter(str(adapter_folder("huge", ("down_proj",), r=2, tensors=huge)), "huge")
@@ -148,7 +101,7 @@ def test_numbers_that_are_not_finite_are_forgotten(make: Make, adapter_folder: W
 
 
 def test_looks_find_what_is_there_and_say_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, fresh, ids = make(), make(), _ids(70)
+    bench, fresh, ids = make(), make(), random_ids(70)
     computed, logits = [], bench.engine.model.runner.logits
     monkeypatch.setattr(bench.engine.model.runner, "logits", lambda works: computed.append(works[0].tokens) or logits(works))
     for mix in ((), ONE, (*ONE, *TWO)):
@@ -168,8 +121,8 @@ def _together(bench: Bench, mixes: Sequence[Mix], prompt: Sequence[int], **sampl
 
 
 def test_columns_of_a_comparison_begin_in_one_step_and_advance_together(make: Make) -> None:
-    bench, prompt = make(step_tokens=64), _ids(45)
-    bench.submit(9, TokenIds(_ids(5)), max_tokens=40)
+    bench, prompt = make(step_tokens=64), random_ids(45)
+    bench.submit(9, TokenIds(random_ids(5)), max_tokens=40)
     bench.run(2)
     _together(bench, [(), ONE, TWO, (*ONE, *TWO)], prompt, seed=5, **HOT)
     ahead: dict[int, int] = dict.fromkeys(range(4), 0)
@@ -185,7 +138,7 @@ def test_columns_of_a_comparison_begin_in_one_step_and_advance_together(make: Ma
 
 
 def test_columns_share_the_base_before_their_invocations(make: Make) -> None:
-    bench, prompt = make(), (*_ids(48), 7, 8, 9, 20, 21)
+    bench, prompt = make(), (*random_ids(48), 7, 8, 9, 20, 21)
     for name in NAMES:
         bench.engine.set_invocation(name, "cde")
     _together(bench, [(), ONE, TWO, THREE], prompt, max_tokens=3)
@@ -198,13 +151,13 @@ def test_columns_share_the_base_before_their_invocations(make: Make) -> None:
 def test_a_group_that_cannot_be_is_refused_whole(make: Make) -> None:
     bench = make(slots=2)
     with pytest.raises(ValueError, match="no adapter 'nobody'"):
-        _together(bench, [(), (AdapterUse("nobody"),)], _ids(5))
+        _together(bench, [(), (AdapterUse("nobody"),)], random_ids(5))
     with pytest.raises(ValueError, match="2 is running already"):
         bench.submit(2)
-        _together(bench, [(), ONE, TWO], _ids(5))
+        _together(bench, [(), ONE, TWO], random_ids(5))
     bench.run()
     bench.events.clear()
-    _together(bench, [ONE, TWO, THREE], _ids(5))
+    _together(bench, [ONE, TWO, THREE], random_ids(5))
     bench.run()
     failed = bench.of(RequestFailed)
     assert {event.request_id for event in failed} == {0, 1, 2} and not bench.of(RequestStarted)
@@ -212,14 +165,14 @@ def test_a_group_that_cannot_be_is_refused_whole(make: Make) -> None:
     assert not bench.engine.busy and all(slot.users == 0 for slot in bench.engine.snapshot().slots)
     small = make(blocks=8)
     with pytest.raises(ValueError, match="the 3 prompts that are to run together of 120 tokens, and one of a reply, need 9 KV blocks"):
-        _together(small, [(), ONE, TWO], _ids(40))
-    _together(small, [(), (), ()], _ids(40), max_tokens=3)
+        _together(small, [(), ONE, TWO], random_ids(40))
+    _together(small, [(), (), ()], random_ids(40), max_tokens=3)
     small.run()
     assert small.ids(0) == small.ids(1) == small.ids(2)
 
 
 def test_a_member_that_is_aborted_leaves_the_others_alone(make: Make) -> None:
-    bench, prompt = make(), _ids(20)
+    bench, prompt = make(), random_ids(20)
     _together(bench, [ONE, TWO], prompt)
     _together_again = Generate(7, TokenIds(prompt), THREE, Sampling(max_tokens=3))
     bench.run(3)
@@ -234,17 +187,17 @@ def test_a_member_that_is_aborted_leaves_the_others_alone(make: Make) -> None:
 def test_a_reply_is_the_same_alone_in_a_batch_and_after_preemption(make: Make, sampling: dict, seed: int) -> None:
     """Tiny pools, several requests, shared and own prefixes."""
     draw = random.Random(seed)
-    shared = _ids(24, seed)
-    asked = [((*shared, *_ids(draw.randint(1, 20), seed + number)), draw.choice(((), ONE, TWO, (*TWO, *ONE)))) for number in range(6)]
+    shared = random_ids(24, seed)
+    asked = [((*shared, *random_ids(draw.randint(1, 20), seed + number)), draw.choice(((), ONE, TWO, (*TWO, *ONE)))) for number in range(6)]
     bench = make(blocks=11)
     for number, (prompt, mix) in enumerate(asked):
         bench.submit(number, TokenIds(prompt), mix, max_tokens=40, seed=number, **sampling)
         bench.run(draw.randint(0, 3))
     bench.run()
     preempted = bench.of(RequestPreempted)
-    assert preempted and all(event.tokens > 0 and "KV memory ran out" in event.because for event in preempted)
+    assert any(event.tokens for event in preempted) and all("KV memory ran out" in event.because for event in preempted)
     again = {event.request_id for event in preempted}
-    assert all(len(_started(bench, number)) > 1 for number in again)
+    assert all(len(bench.started(number)) > 1 for number in again)
     assert bench.engine.snapshot().kv.counters.preemptions == len(preempted)
     fresh = make()
     for number, (prompt, mix) in enumerate(asked):
@@ -254,7 +207,7 @@ def test_a_reply_is_the_same_alone_in_a_batch_and_after_preemption(make: Make, s
         if sampling:
             assert bench.ids(number) == fresh.ids(number)
         else:
-            assert _same(fresh, prompt, mix, bench.ids(number), fresh.ids(number))
+            assert fresh.same(prompt, mix, bench.ids(number), fresh.ids(number))
         assert bench.text(number) == fresh.text(number) or bench.ids(number) != fresh.ids(number)
     memory = bench.engine.model.memory
     assert memory.free == memory.blocks and all(slot.users == 0 for slot in bench.engine.snapshot().slots)
@@ -262,18 +215,18 @@ def test_a_reply_is_the_same_alone_in_a_batch_and_after_preemption(make: Make, s
 
 def test_a_reply_that_has_the_memory_alone_ends_for_the_context(make: Make) -> None:
     bench = make(blocks=3)
-    bench.submit(1, TokenIds(_ids(30)), max_tokens=100)
-    bench.submit(2, TokenIds(_ids(30, 1)), max_tokens=5)
+    bench.submit(1, TokenIds(random_ids(30)), max_tokens=100)
+    bench.submit(2, TokenIds(random_ids(30, 1)), max_tokens=5)
     with pytest.raises(ValueError, match="the prompt of 48 tokens, and one of a reply, need 4 KV blocks of 16 tokens; the memory holds 3"):
-        bench.submit(3, TokenIds(_ids(48)))
+        bench.submit(3, TokenIds(random_ids(48)))
     bench.run()
     assert bench.finished(1).reason == "context" and len(bench.ids(1)) == 19 and bench.finished(2).reason == "length"
 
 
 def test_what_was_computed_before_a_splice_is_computed_again_as_it_was(make: Make) -> None:
     def run(bench: Bench, blocks: bool) -> tuple[int, ...]:
-        bench.submit(1, TokenIds(_ids(20)), max_tokens=60)
-        bench.submit(2, TokenIds(_ids(21, 1)), ONE, max_tokens=60)
+        bench.submit(1, TokenIds(random_ids(20)), max_tokens=60)
+        bench.submit(2, TokenIds(random_ids(21, 1)), ONE, max_tokens=60)
         bench.run(10)
         bench.engine.set_mix(TWO, (2,))
         bench.run()
@@ -286,8 +239,8 @@ def test_what_was_computed_before_a_splice_is_computed_again_as_it_was(make: Mak
 
 def test_the_slots_of_a_former_mix_are_given_back_once_its_tokens_are_computed_again(make: Make) -> None:
     bench = make(blocks=8, step_tokens=16)
-    bench.submit(1, TokenIds(_ids(20)), max_tokens=60)
-    bench.submit(2, TokenIds(_ids(21, 1)), ONE, max_tokens=60)
+    bench.submit(1, TokenIds(random_ids(20)), max_tokens=60)
+    bench.submit(2, TokenIds(random_ids(21, 1)), ONE, max_tokens=60)
     bench.run(10)
     bench.engine.set_mix(TWO, (2,))
     held = []
@@ -301,142 +254,22 @@ def test_the_slots_of_a_former_mix_are_given_back_once_its_tokens_are_computed_a
 
 def test_a_former_mix_that_is_gone_is_replaced_by_the_one_that_holds_and_that_is_said(make: Make) -> None:
     bench = make(blocks=8)
-    bench.submit(1, TokenIds(_ids(20)), max_tokens=60)
-    bench.submit(2, TokenIds(_ids(21, 1)), ONE, max_tokens=60)
+    bench.submit(1, TokenIds(random_ids(20)), max_tokens=60)
+    bench.submit(2, TokenIds(random_ids(21, 1)), ONE, max_tokens=60)
     bench.run(10)
     bench.engine.set_mix(TWO, (2,))
     bench.engine.unload_adapter("one")
     bench.run()
     assert bench.of(RequestPreempted) and len(bench.ids(2)) == 60
-    assert "all of it under the mix that holds now: one of its former mix is not loaded any more" in _started(bench, 2)[1].cache.detail
+    assert "all of it under the mix that holds now: one of its former mix is not loaded any more" in bench.started(2)[1].cache.detail
 
 
 def test_two_that_were_stopped_and_need_each_others_slots_both_end(make: Make) -> None:
     bench = make(blocks=8, slots=2)
     for number, mix in ((1, ONE), (2, TWO), (3, ())):
-        bench.submit(number, TokenIds(_ids(20, number)), mix, max_tokens=50)
+        bench.submit(number, TokenIds(random_ids(20, number)), mix, max_tokens=50)
     bench.run(6)
     bench.engine.set_mix(THREE, (1,))
     bench.run()
     assert bench.of(RequestPreempted)
     assert [len(bench.ids(number)) for number in (1, 2, 3)] == [50, 50, 50]
-
-
-# -- live changes -------------------------------------------------------------------------------------
-def test_recompute_goes_on_as_if_the_text_had_been_written_under_the_new_mix(make: Make) -> None:
-    bench, prompt = make(), _ids(40)
-    bench.submit(1, TokenIds(prompt), ONE)
-    bench.run(6)
-    bench.engine.set_mix(TWO, (1,), "recompute")
-    (told,) = bench.of(MixSet)
-    assert told.at_token == {1: 6} and told.recomputed == {1: 45}
-    bench.run()
-    ids = bench.ids(1)
-    fresh = make()
-    fresh.submit(1, TokenIds((*prompt, *ids[:6])), TWO, max_tokens=14)
-    fresh.run()
-    assert _same(fresh, (*prompt, *ids[:6]), TWO, ids[6:], fresh.ids(1))
-
-
-def test_recompute_keeps_what_the_mixes_have_in_common_and_finds_what_was_there(make: Make) -> None:
-    bench, prompt = make(), (*_ids(40), 7, 8, 9)
-    bench.engine.set_invocation("one", "cde")
-    bench.submit(1, TokenIds(prompt))
-    bench.run(3)
-    bench.engine.set_mix(ONE, (1,), "recompute")
-    bench.engine.set_mix((), (1,), "recompute")
-    first, second = bench.of(MixSet)
-    assert first.recomputed == {1: 5} and first.activations[1][0].start == 40
-    assert second.recomputed == {}, "it had not been computed again yet, and what was before is still there"
-    bench.run()
-    assert len(bench.ids(1)) == 20
-
-
-def test_finish_lets_the_reply_end_under_its_mix(make: Make) -> None:
-    bench = make()
-    alone = bench.reply(ONE)
-    bench.submit(1, mix=ONE)
-    bench.run(4)
-    bench.engine.set_mix(TWO, (1,), "finish")
-    bench.run()
-    (told,) = bench.of(MixSet)
-    assert told.at_token == {} and bench.ids(1) == alone and bench.engine.snapshot().mix == TWO
-
-
-def test_what_a_splice_left_is_found_only_as_it_was_computed(make: Make) -> None:
-    bench, prompt = make(), _ids(20)
-    bench.submit(1, TokenIds(prompt), ONE, max_tokens=30)
-    bench.run(15)
-    bench.engine.set_mix(TWO, (1,))
-    bench.run()
-    whole = TokenIds((*prompt, *bench.ids(1)))
-    for number, (mix, hit) in enumerate(((ONE, 34), (TWO, 0)), 2):
-        bench.submit(number, whole, mix, max_tokens=2)
-        bench.run()
-        assert _cache(bench, number).hit_tokens == hit
-
-
-# -- invocations in a reply ---------------------------------------------------------------------------
-def _word(bench: Bench, ids: Sequence[int]) -> str:
-    return bench.engine.model.tokenizer.decode(ids, special=True)
-
-
-def test_an_invocation_that_the_model_writes_is_acted_on_where_that_was_asked_for(make: Make) -> None:
-    bench, prompt = make(), _ids(30)
-    bench.submit(1, TokenIds(prompt))
-    bench.run()
-    base = bench.ids(1)
-    at = next(i for i in range(3, 15) if base[i : i + 2] not in [base[j : j + 2] for j in range(i)])
-    word = _word(bench, base[at : at + 2])
-    assert tuple(bench.engine.model.tokenizer.encode(word, special=True)) == base[at : at + 2]
-    bench.engine.set_invocation("one", word)
-    bench.submit(2, TokenIds(prompt), ONE)
-    bench.run()
-    assert bench.ids(2) == base and not bench.of(InvocationFired), "off unless it was asked for"
-    bench.engine.set_invocation("one", word, in_reply=True)
-    assert bench.engine.model.store.infos["one"].invocation_in_reply
-    bench.submit(3, TokenIds(prompt), ONE)
-    bench.run()
-    (fired,) = bench.of(InvocationFired)
-    assert fired.at_token == at + 2 and fired.activation.start == 30 + at and fired.activation.found
-    ids = bench.ids(3)
-    assert ids[: at + 2] == base[: at + 2] and ids != base
-    fresh = make()
-    fresh.engine.set_invocation("one", word)
-    again = (*prompt, *ids[: at + 2])
-    fresh.submit(3, TokenIds(again), ONE, max_tokens=18 - at)
-    fresh.run()
-    assert _same(fresh, again, ONE, ids[at + 2 :], fresh.ids(3)), "as a prompt that ends with the invocation goes on"
-
-
-def test_a_new_scale_after_an_invocation_fired_keeps_where_it_acts(make: Make) -> None:
-    bench, prompt = make(), _ids(30)
-    bench.submit(1, TokenIds(prompt))
-    bench.run()
-    base = bench.ids(1)
-    bench.engine.set_invocation("one", _word(bench, base[4:6]), in_reply=True)
-    bench.submit(2, TokenIds(prompt), ONE)
-    while not bench.of(InvocationFired):
-        bench.run(1)
-    bench.run(2)
-    bench.engine.set_mix((AdapterUse("one", 0.8),), (2,))
-    (told,) = bench.of(MixSet)
-    assert told.activations[2][0].start == bench.of(InvocationFired)[0].activation.start
-    bench.run()
-    assert len(bench.ids(2)) == 20 and len(bench.of(InvocationFired)) == 1
-
-
-# -- waiting ------------------------------------------------------------------------------------------
-def test_the_adapters_of_those_that_wait_for_memory_are_brought_in_beforehand(make: Make) -> None:
-    bench = make(blocks=4)
-    bench.submit(1, TokenIds(_ids(60)), max_tokens=4)
-    bench.run(1)
-    bench.submit(2, TokenIds(_ids(50, 1)), max_tokens=4)
-    bench.submit(3, TokenIds(_ids(5)), TWO, max_tokens=4)
-    bench.run(1)
-    (brought,) = bench.of(SlotLoaded)
-    assert brought.adapter == "two" and brought.because == "request 3, which waits"
-    assert [event.because for event in bench.of(RequestQueued)] == [
-        "it needs up to 4 KV blocks, 0 of 4 are free", "its turn comes after request 2"]
-    bench.run()
-    assert len(bench.ids(2)) == len(bench.ids(3)) == 4

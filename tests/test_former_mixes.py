@@ -1,13 +1,12 @@
 """Replies whose mix was changed, and whose beginning must be computed again under what acted on it then."""
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from engine_bench import Bench
+from engine_bench import NAMES, ONE, THREE, TWO, Bench, random_ids
 from torch import Tensor
 
 from lora_bench.engine.adapters.errors import AdapterError
@@ -16,7 +15,6 @@ from lora_bench.engine.mix_history import MixHistory
 from lora_bench.engine.protocol import AdapterUnloaded, AdapterUse, RequestFailed, RequestPreempted, RequestStarted, Sampling, TokenIds
 
 Write = Callable[..., Path]
-ONE, TWO, THREE = ((AdapterUse(name, 0.5),) for name in ("one", "two", "three"))
 TRAINED = 64
 """tokens up to which the base turns by the short factors"""
 LONG_ROPE = {"original_max_position_embeddings": TRAINED, "rope_scaling": {
@@ -25,15 +23,13 @@ LONG_ROPE = {"original_max_position_embeddings": TRAINED, "rope_scaling": {
 
 @pytest.fixture
 def folders(adapter_folder: Write) -> dict[str, Path]:
-    return {name: adapter_folder(name, ("q_proj", "v_proj", "down_proj")) for name in ("one", "two", "three")}
+    return {name: adapter_folder(name, ("q_proj", "v_proj", "down_proj")) for name in NAMES}
 
 
 @pytest.fixture
-def bench(tiny_folder: Write, tiny_tensors: dict[str, Tensor], folders: dict[str, Path]) -> Bench:
-    """Two slots for three adapters, on a base that hardly ever says a special token."""
-    head = tiny_tensors["lm_head.weight"].clone()
-    head[:5] = 0
-    made = Bench(tiny_folder(config=LONG_ROPE, tensors={"lm_head.weight": head}), slots=2)
+def bench(tiny_folder: Write, talking_head: Tensor, folders: dict[str, Path]) -> Bench:
+    """Two slots for three adapters."""
+    made = Bench(tiny_folder(config=LONG_ROPE, tensors={"lm_head.weight": talking_head}), slots=2)
     for name, folder in folders.items():
         made.engine.load_adapter(str(folder), name)
     return made
@@ -61,13 +57,8 @@ def _best(bench: Bench, ids: Sequence[int], history: MixHistory) -> Tensor:
     return torch.cat(found).argmax(-1)
 
 
-def _prompt(seed: int, count: int = 30) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(5, 50) for _ in range(count)]
-
-
 def test_what_grows_beyond_longrope_s_trained_length_is_computed_again_under_its_former_mix(bench: Bench, seed: int) -> None:
-    prompt = _prompt(seed)
+    prompt = random_ids(30, seed)
     request = _change(bench, prompt)
     bench.run()
     reply, (preempted,) = bench.ids(1), bench.of(RequestPreempted)
@@ -80,7 +71,7 @@ def test_what_grows_beyond_longrope_s_trained_length_is_computed_again_under_its
 
 def test_a_former_mix_that_means_other_content_by_then_is_not_taken_for_what_it_was(
         bench: Bench, folders: dict[str, Path], adapter_folder: Write, seed: int) -> None:
-    request = _change(bench, _prompt(seed))
+    request = _change(bench, random_ids(30, seed))
     former = request.history
     adapter_folder("one", ("q_proj", "v_proj", "down_proj"))
     bench.engine.reload_adapter("one")
@@ -91,7 +82,7 @@ def test_a_former_mix_that_means_other_content_by_then_is_not_taken_for_what_it_
 
 
 def test_a_reply_that_lost_its_beginning_takes_the_slots_of_its_former_mix_again(bench: Bench, seed: int) -> None:
-    prompt = _prompt(seed, 20)
+    prompt = random_ids(20, seed)
     request = _change(bench, prompt)
     bench.engine.clear_cache()
     request.rewind(3)
@@ -104,8 +95,8 @@ def test_a_reply_that_lost_its_beginning_takes_the_slots_of_its_former_mix_again
 
 
 def test_an_adapter_that_is_off_may_go_while_others_of_the_mix_are_reloaded(bench: Bench, adapter_folder: Write, seed: int) -> None:
-    bench.submit(1, TokenIds(tuple(_prompt(seed))), ONE, max_tokens=3)
-    bench.submit(2, TokenIds(tuple(_prompt(seed))), (AdapterUse("three", 0.0), *TWO), max_tokens=3)
+    bench.submit(1, TokenIds(tuple(random_ids(30, seed))), ONE, max_tokens=3)
+    bench.submit(2, TokenIds(tuple(random_ids(30, seed))), (AdapterUse("three", 0.0), *TWO), max_tokens=3)
     bench.engine.unload_adapter("three")
     adapter_folder("two", ("q_proj",))
     bench.engine.reload_adapter("two")
@@ -120,9 +111,9 @@ def test_numbers_of_looks_are_no_numbers_of_requests(bench: Bench) -> None:
 
 def test_a_refused_change_leaves_every_request_what_it_has_though_that_is_being_unloaded(bench: Bench, seed: int) -> None:
     both = (*ONE, *TWO)
-    alone = bench.reply(both, prompt=TokenIds(tuple(_prompt(seed))), max_tokens=12)
-    bench.submit(1, TokenIds(tuple(_prompt(seed))), both, max_tokens=12)
-    bench.submit(2, TokenIds(tuple(_prompt(seed))), max_tokens=12)
+    alone = bench.reply(both, prompt=TokenIds(tuple(random_ids(30, seed))), max_tokens=12)
+    bench.submit(1, TokenIds(tuple(random_ids(30, seed))), both, max_tokens=12)
+    bench.submit(2, TokenIds(tuple(random_ids(30, seed))), max_tokens=12)
     bench.run(4)
     for name in ("one", "two"):
         bench.engine.unload_adapter(name)
