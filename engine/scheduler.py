@@ -27,6 +27,7 @@ class Slots(Protocol):
     def acquire(self, group: Group, alone: bool) -> str:
         """Hold the slots of all its mixes; "" when it has them, else what it must wait for. `alone`: nothing runs that could end.
 
+        Those of former mixes too: `Request.holds_former` says so then, and without them what they acted on is not computed again.
         Raises GroupRefused when it can never have them.
         """
 

@@ -48,6 +48,8 @@ class NaiveSlots:
         room = self.count - len(wanted | fixed)
         self.inside = [*sorted(wanted | fixed), *idle[:room]]
         self.held |= {request.id: set(request.history.names) for request in group.requests}
+        for request in group.requests:
+            request.holds_former = len(request.history.parts) > 1
         return ""
 
     def reading(self, group: Group) -> str:
