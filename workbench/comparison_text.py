@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ..engine.protocol import Scored
 from .comparison import (
     Distance,
+    Reply,
     Round,
     Setup,
     agreement,
@@ -27,9 +28,15 @@ def round_text(setup: Setup, round: Round, number: int, of: int) -> str:
     """All of one prompt for a person: replies, then what is told of them."""
     lines = heading(round, number, of)
     for column, reply in zip(setup.columns, round.replies, strict=True):
-        end = "failed" if reply.failed else f"{counted(len(reply.ids), 'token')} · {reply.reason}"
-        lines += [f"{column.label}  {clean_line(mix_text(column.mix))} · {end}", *indented(reply.failed or reply.text or NOTHING), ""]
+        lines += [*reply_lines(f"{column.label}  {clean_line(mix_text(column.mix))}", reply), ""]
     return "\n".join([*lines, *(f"  {line}" for line in numbers(setup, round)), "", ""])
+
+
+def reply_lines(name: str, reply: Reply) -> list[str]:
+    """Whose it is and how it ended, then what it says, or why there is none."""
+    end = "failed" if reply.failed else f"{counted(len(reply.ids), 'token')} · {reply.reason}"
+    said = clean(reply.failed or reply.text or NOTHING)
+    return [f"{name} · {end}", *(f"  {line}" for line in said.split("\n"))]
 
 
 def heading(round: Round, number: int, of: int) -> list[str]:
@@ -57,10 +64,6 @@ def mean_distance(scored: Sequence[Scored], row: int) -> Distance | None:
     tokens, top = sum(count for count, _ in found), max((far for _, far in found), key=lambda far: far.max_kl)
     return Distance(sum(count * far.mean_kl for count, far in found) / tokens, top.max_kl, top.max_at,
                     sum(count * far.same for count, far in found) / tokens)
-
-
-def indented(text: str) -> list[str]:
-    return [f"  {line}" for line in clean(text).split("\n")]
 
 
 def numbers(setup: Setup, round: Round) -> list[str]:

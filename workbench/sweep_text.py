@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from .charts import column_chart, hbar
 from .comparison import Round, Setup, by_scale
-from .comparison_text import heading, indented, mean_distance, nats
+from .comparison_text import heading, mean_distance, nats, reply_lines
 from .text import clean_line
 
 BAR = 24
@@ -15,9 +15,7 @@ def sweep_text(setup: Setup, round: Round, number: int, of: int) -> str:
     """All of one prompt, from the lowest scale to the highest."""
     lines = [*heading(round, number, of), *sweep_lines(setup, [round]), ""]
     for i in by_scale(setup.columns):
-        reply = round.replies[i]
-        end = "failed" if reply.failed else f"{len(reply.ids)} tokens · {reply.reason}"
-        lines += [f"×{setup.columns[i].label} · {end}", *indented(reply.failed or reply.text), ""]
+        lines += [*reply_lines(f"×{setup.columns[i].label}", round.replies[i]), ""]
     return "\n".join([*lines, ""])
 
 

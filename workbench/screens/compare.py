@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from time import monotonic
 
-from msgspec.structs import replace as changed
 from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
@@ -194,7 +193,7 @@ class CompareScreen(SteadySize, Screen):
             self._hint("nothing was asked yet")
         else:
             if run.setup.sampling.temperature > 0 and self._control.sampling == run.setup.sampling and not self._control.state.comparing:
-                self._control.set_sampling(seed=changed(self._control.sampling).seed + 1)
+                self._control.set_sampling(seed=self._control.sampling.seed + 1)
             self._ask(run.asked)
         await self.show()
 
