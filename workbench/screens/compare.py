@@ -323,7 +323,8 @@ class CompareScreen(SteadySize, Screen):
 
     def action_back(self) -> None:
         text = self.query_one(Prompt).text
-        self._comparing.compare.draft = "" if text == self._offered() else text
+        compare = self._comparing.compare
+        compare.draft, compare.hint = "" if text == self._offered() else text, ""
         self.dismiss()
 
     action_leave = action_back
