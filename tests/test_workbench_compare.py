@@ -1,52 +1,22 @@
-"""The compare screen under a scripted engine: columns, differences, tokens, blind votes, sweeps, exports, and what goes wrong meanwhile."""
+"""The compare screen under a scripted engine: columns, differences, tokens, sweeps, exports."""
 from __future__ import annotations
 
 import json
-import random
-import unicodedata
 from pathlib import Path
 
 import pytest
 from bench_pilot import bench_app, running, say, screen_text, send_keys, settled, uses, wait_until
-from fake_engine import adapter, model, stats, tokens_of
+from compare_pilot import MIX, A, B, C, asked, compare_of, to_columns
+from fake_engine import tokens_of
 
 from lora_bench.engine import protocol as p
 from lora_bench.workbench.compare_text import marked
 from lora_bench.workbench.keys import KEYS
-from lora_bench.workbench.screens.bench import BenchScreen
 from lora_bench.workbench.screens.compare import CompareScreen
 from lora_bench.workbench.screens.sweep import SweepScreen
-from lora_bench.workbench.votes import VoteFile
-from lora_bench.workbench.widgets.compare_columns import Columns, CompareColumn
+from lora_bench.workbench.widgets.compare_columns import CompareColumn
 from lora_bench.workbench.widgets.prompt import Prompt
 from lora_bench.workbench.widgets.token_view import TokenView
-
-A = "Silicon seas roar,\nwarps set sail in lockstep, arr —\ncache lines guard the shore."
-B = "Silicon dreams roar,\nwarps set sail in lockstep now —\ncache lines guard the core."
-C = "Silicon dreams roar, and warps glide."
-MIX = uses(("pirate", 0.75), ("json", 0.3))
-
-
-def compare_of(app):
-    return app.control.comparing.compare
-
-
-async def asked(pilot, text: str = "A haiku about GPUs?"):
-    """Open the screen if it is not there, ask, and wait for the figures."""
-    app = pilot.app
-    if not isinstance(app.screen, CompareScreen):
-        await pilot.press("f3")
-        await settled(pilot)
-    await say(pilot, text)
-    await wait_until(pilot, lambda: compare_of(app).run.scored)
-    await settled(pilot)
-    return compare_of(app).run
-
-
-async def to_columns(pilot) -> Columns:
-    await pilot.press("tab")
-    await settled(pilot)
-    return pilot.app.screen.query_one(Columns)
 
 
 async def test_one_prompt_goes_to_all_columns_as_rows_of_one_batch_and_is_scored() -> None:
@@ -194,99 +164,6 @@ async def test_the_token_view_tells_of_one_token_and_which_adapter_moved_it() ->
         assert not tokens.display and isinstance(app.screen.focused, CompareColumn) and isinstance(app.screen, CompareScreen)
 
 
-@pytest.mark.parametrize("key", ["1", "2", "3", "4"])
-async def test_a_blind_vote_hides_the_names_until_it_is_given_and_is_kept(key: str) -> None:
-    app = bench_app(A, B, A, B)
-    async with running(app) as pilot:
-        await pilot.press("f3")
-        await settled(pilot)
-        await pilot.press("tab", "b")
-        await settled(pilot)
-        run = await asked(pilot)
-        shown = screen_text(app)
-        assert "×0.75" not in shown and "base" not in shown.replace("base: Ctrl", "") and "KL(" not in shown and "reused" not in shown
-        columns = await to_columns(pilot)
-        last = screen_text(app).splitlines()[-1]
-        assert all(f"{number} {label}" in last for number, label in ((1, "Left"), (2, "Right"), (3, "Tie"), (4, "Both bad")))
-        assert "Sweep" not in last and "Mix" not in last, "what cannot be now has no key"
-        await pilot.press("e", "k", "w", "m")
-        await settled(pilot)
-        assert "vote first" in screen_text(app) and "×0.75" not in screen_text(app)
-        assert not app.screen.query_one(TokenView).display and isinstance(app.screen.focused, CompareColumn)
-        assert [side.text for side in columns.sides] == [run.rows[place].text for place in run.order]
-        await pilot.press(key)
-        await settled(pilot)
-        left, right = (("A", "B") if run.order == (0, 1) else ("B", "A"))
-        won = {"1": left, "2": right}.get(key, "")
-        tally = VoteFile(app.control.comparing.votes.path).counts(run.tally)[0]
-        assert (tally.first, tally.second, tally.tie, tally.bad) == (won == "A", won == "B", key == "3", key == "4")
-        last = screen_text(app).splitlines()[-1]
-        assert "Left" not in last and "Sweep" in last
-        assert "A  pirate ×0.75" in screen_text(app) and f"votes A {int(won == 'A')} · B {int(won == 'B')}" in screen_text(app)
-        await pilot.press(key)
-        await settled(pilot)
-        assert VoteFile(app.control.comparing.votes.path).counts(run.tally)[0].total == 1, "one vote for a pair of replies"
-
-
-async def test_blind_sides_are_drawn_anew_and_pairs_by_lot(seed: int) -> None:
-    app = bench_app()
-    app.control.comparing._rng = random.Random(seed)
-    async with running(app) as pilot:
-        await pilot.press("f3")
-        await settled(pilot)
-        await pilot.press("tab", "a", "space", "escape")
-        await settled(pilot)
-        comparing = app.control.comparing
-        compare_of(app).blind = True
-        orders, pairs = set(), set()
-        for _ in range(40):
-            assert comparing.ask("x", "", p.Sampling())
-            for row in compare_of(app).run.rows:
-                row.phase = "done"
-            orders.add(compare_of(app).run.order)
-            pairs.add(tuple(column.label for column in compare_of(app).run.setup.columns))
-        assert orders == {(0, 1), (1, 0)} and pairs == {("A", "B"), ("A", "C"), ("B", "C")}
-
-
-async def test_columns_that_compute_the_same_are_no_pair_to_vote_on() -> None:
-    app = bench_app(*[A, B] * 9)
-    async with running(app) as pilot:
-        await pilot.press("f3")
-        await settled(pilot)
-        await pilot.press("tab", "a", "escape", "b")  # C is as A
-        await settled(pilot)
-        comparing, compare = app.control.comparing, compare_of(app)
-        for _ in range(8):
-            assert comparing.ask("x", "", p.Sampling())
-            assert "B" in [column.label for column in compare.run.setup.columns]
-            compare.run = None
-        compare.lanes[1].board.take(compare.lanes[0].board.now)
-        await say(pilot, "who is better?")
-        assert "nothing to vote on" in screen_text(app) and compare.run is None
-        assert app.screen.query_one(Prompt).text == "who is better?", "it waits there"
-
-
-async def test_a_vote_that_was_not_blind_or_too_early_is_refused() -> None:
-    app = bench_app(A, B)
-    async with running(app) as pilot:
-        await asked(pilot)
-        await to_columns(pilot)
-        await pilot.press("1")
-        await settled(pilot)
-        assert "votes are blind: b" in screen_text(app)
-        await pilot.press("b")
-        await say(pilot, "more")
-        await to_columns(pilot)
-        await pilot.press("1")
-        await settled(pilot)
-        assert "vote when both replies are there" in screen_text(app) and compare_of(app).run.hidden
-        assert not app.control.comparing.votes.path.exists()
-        number = compare_of(app).run.rows[0].request_id
-        app.engine.emit(*(p.RequestFailed(number + i, "no room") for i in range(2)))
-        await settled(pilot)
-        assert "nothing to vote on" in screen_text(app) and "✗ no room" in screen_text(app) and "A  pirate" in screen_text(app)
-
-
 async def test_what_was_too_early_is_not_said_any_more_when_it_can_be() -> None:
     app = bench_app()
     async with running(app) as pilot:
@@ -361,43 +238,6 @@ def refuse(self, *_, **__):
     raise PermissionError(13, "Permission denied", str(self))
 
 
-async def test_the_chat_goes_on_meanwhile_and_a_comparison_too() -> None:
-    app = bench_app("one two three")
-    async with running(app) as pilot:
-        await pilot.press("f3")
-        await say(pilot, "compare this")
-        number = compare_of(app).run.rows[0].request_id
-        app.engine.emit(p.RequestStarted(number, 31), p.TextDelta(number, "Arr", 1))
-        await pilot.press("f3")
-        await settled(pilot)
-        assert isinstance(app.screen, BenchScreen) and "engine compares" in screen_text(app)
-        await say(pilot, "and this")
-        await wait_until(pilot, lambda: not app.state.running)
-        app.engine.emit(p.TextDelta(number, " more", 2), p.RequestFinished(number, "stop", stats(2), (1, 2)))
-        await settled(pilot)
-        assert compare_of(app).run.rows[0].text == "Arr more" and not app.engine.of(p.Score)
-        assert not any("Arr" in version.text for version in app.state.versions())
-        await pilot.press("f3")
-        await settled(pilot)
-        assert "Arr more" in screen_text(app)
-        await pilot.press("escape")
-        await wait_until(pilot, lambda: app.engine.of(p.Abort))
-        assert isinstance(app.screen, CompareScreen) and [abort.request_id for abort in app.engine.of(p.Abort)] == [number + 1]
-
-
-async def test_ctrl_c_stops_the_comparison_and_not_the_chat() -> None:
-    app = bench_app()
-    async with running(app) as pilot:
-        await say(pilot, "a chat")
-        await pilot.press("f3")
-        await settled(pilot)
-        app.screen.query_one(Prompt).text = ""
-        await say(pilot, "compare")
-        await pilot.press("ctrl+c")
-        await settled(pilot)
-        assert {abort.request_id for abort in app.engine.of(p.Abort)} == {row.request_id for row in compare_of(app).run.rows}
-
-
 async def test_the_last_question_of_the_chat_is_offered_and_the_chat_can_come_before() -> None:
     app = bench_app("an answer", A, B)
     async with running(app) as pilot:
@@ -429,139 +269,6 @@ async def test_an_alora_is_invoked_for_all_columns_and_one_that_did_not_act_is_s
         app.engine.emit(p.RequestStarted(number, 31, (p.Activation("certainty", False, -1, 3, "nearest: «<|jud»"),)))
         await settled(pilot)
         assert "⚑ certainty did not act" in screen_text(app)
-
-
-async def test_a_dead_engine_loses_what_runs_keeps_what_was_said_and_says_so() -> None:
-    app = bench_app()
-    async with running(app) as pilot:
-        await pilot.press("f3")
-        await say(pilot, "x")
-        number = compare_of(app).run.rows[0].request_id
-        app.engine.emit(p.RequestStarted(number, 31), p.TextDelta(number, "Arr", 1), p.EngineFailed("killed by signal 9"))
-        await settled(pilot)
-        shown = screen_text(app)
-        assert "Arr" in shown and "✗ cut off: the engine stopped after 1 token" in shown and "before the first token" in shown
-        assert "✗ killed by signal 9 · Ctrl+E starts it again" in shown and "engine gone" in shown
-        await say(pilot, "again?")
-        assert len(app.engine.of(p.GenerateTogether)) == 1 and app.screen.query_one(Prompt).text == "again?"
-        await pilot.press("ctrl+e")
-        await wait_until(pilot, lambda: app.state.model and not app.state.wanted)
-        app.screen.query_one(Prompt).text = ""
-        app.engine.replies.extend((A, B))
-        await asked(pilot)
-        assert "seas" in screen_text(app)
-
-
-async def test_another_base_ends_what_runs_and_an_answer_of_the_old_one_is_not_taken() -> None:
-    app = bench_app()
-    async with running(app) as pilot:
-        await pilot.press("f3")
-        await say(pilot, "x")
-        rows = compare_of(app).run.rows
-        app.engine.emit(p.ModelLoaded(model(name="Other"), 1.0))
-        await settled(pilot)
-        assert all(row.phase == "lost" for row in rows) and "another base was loaded" in screen_text(app)
-        app.engine.emit(p.Scored(99, 3, (), ()))
-        await settled(pilot)
-        assert compare_of(app).run.scored is None
-
-
-async def test_an_adapter_that_is_unloaded_or_read_again_is_said() -> None:
-    app = bench_app(A, B, A, B)
-    async with running(app) as pilot:
-        await asked(pilot)
-        changed = adapter("pirate", digest="00" * 32)
-        app.engine.emit(p.AdapterReloaded(changed, "3f1c9a" * 10, ("rank 16 → 8",), (), (), "", 1.0))
-        await settled(pilot)
-        assert "made with" in screen_text(app) and "pirate@3f1c9a3f" in screen_text(app)
-        app.control.unload("json")
-        await settled(pilot)
-        assert "json was unloaded: column A goes on without it" in screen_text(app)
-        assert compare_of(app).lanes[0].board.mix() == uses(("pirate", 0.75))
-        app.state.adapters.pop("pirate")
-        await say(pilot, "more")
-        assert "column A has pirate: it is not loaded now" in screen_text(app) and len(app.engine.of(p.GenerateTogether)) == 1
-
-
-async def test_figures_of_other_content_are_not_taken() -> None:
-    app = bench_app(A, B)
-    async with running(app) as pilot:
-        app.engine._do_Score = lambda command: None
-        await pilot.press("f3")
-        await say(pilot, "x")
-        (score,) = app.engine.of(p.Score)
-        changed = p.AdapterReloaded(adapter("pirate", digest="00"), "3f", ("x",), (), (), "", 1.0)
-        app.engine.emit(changed, p.Scored(score.score_id, 1, (), ()))
-        await settled(pilot)
-        assert "no figures: pirate was read again while they were computed" in screen_text(app)
-
-
-async def test_a_score_that_fails_is_said_where_the_figures_would_be() -> None:
-    app = bench_app(A, B)
-    async with running(app) as pilot:
-        app.engine._do_Score = lambda command: app.engine.emit(p.ScoreFailed(command.score_id, "memory ran out [/x]"))
-        await pilot.press("f3")
-        await say(pilot, "x")
-        assert "✗ no figures: memory ran out [/x]" in screen_text(app)
-        await pilot.press("tab", "k")
-        await settled(pilot)
-        assert "no figures: memory ran out" in screen_text(app) and not app.screen.query_one(TokenView).display
-
-
-CONTROLS = "\x1b]2;PWNED\x1b\\ \x9b2J \u202egnp\u202c\rb\x08 \ud800\n\n"
-
-
-@pytest.mark.parametrize("evil", ["[/x][bold]B $x", CONTROLS, "漢字" * 40 + "x" * 300, ""], ids=["markup", "controls", "wide", "empty"])
-async def test_no_text_of_a_model_or_a_name_acts_on_the_terminal(evil: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    app = bench_app(f"{evil} one", f"two {evil}", f"{evil} one", f"two {evil}", *[evil or "x"] * 8)
-    name = evil or "named"
-    async with running(app, 100, 40) as pilot:
-        app.engine.adapters[name] = adapter(name, path=evil, invocation=evil)
-        app.engine.emit(p.AdapterLoaded(app.engine.adapters[name], 1.0))
-        app.control.system = evil
-        await pilot.press("f3")
-        await settled(pilot)
-        await pilot.press("tab", "m", "k", *["j"] * 5, "space", "escape", "v")
-        await settled(pilot)
-        await asked(pilot, f"ask {evil}")
-        number = compare_of(app).run.rows[0].request_id
-        app.engine.emit(p.RequestStarted(number, 3, (p.Activation(name, False, -1, 2, evil), p.Activation(evil, True, 1, 2, evil))),
-                        p.RequestQueued(number + 1, evil))
-        await settled(pilot)
-        assert not acting(app)
-        app.engine.emit(p.RequestFinished(number + 1, "stop", stats(1), (1,)))
-        await to_columns(pilot)
-        for keys in (("n", "N"), ("k", "end"), ("k", "e"), ("b", "w")):
-            await pilot.press(*keys)
-            await settled(pilot)
-            assert not acting(app), keys
-        await pilot.press("escape")
-
-
-def acting(app) -> list[str]:
-    """Characters of the screen that a terminal would act on."""
-    shown = screen_text(app).replace("\n", "")
-    return [char for char in shown if unicodedata.category(char) in ("Cc", "Cs") or "\u202a" <= char <= "\u202e"]
-
-
-async def test_any_size_while_replies_are_written(seed: int) -> None:
-    app = bench_app()
-    rng = random.Random(seed)
-    async with running(app) as pilot:
-        await pilot.press("f3")
-        await settled(pilot)
-        await pilot.press("tab", "a", "escape", "a", "escape")
-        await say(pilot, "x")
-        numbers = [row.request_id for row in compare_of(app).run.rows]
-        for step, (width, height) in enumerate([(20, 6), (80, 24), (19, 40), (160, 45), (30, 10), (77, 12), (200, 60), (39, 24)]):
-            app.engine.emit(*(p.TextDelta(number, rng.choice([" word", "\n", " 漢字" * 9]), step + 1) for number in numbers))
-            await pilot.resize_terminal(width, height)
-            await pilot.press(rng.choice(["tab", "right", "m", "escape", "n", "shift+tab"]))
-            await settled(pilot)
-        app.engine.emit(*(p.RequestFailed(number, "gone") for number in numbers))
-        await settled(pilot)
-        assert app.is_running
 
 
 async def test_narrow_terminals_show_fewer_columns_and_tab_brings_the_others() -> None:
@@ -614,21 +321,6 @@ async def test_an_offered_question_is_typed_over_however_often_the_screen_is_ope
         await pilot.press("W", "h", "y", "?")
         await settled(pilot)
         assert app.screen.query_one(Prompt).text == "Why?"
-
-
-async def test_any_keys_in_any_order(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    app = bench_app(*[A, B, C, C] * 60)
-    rng = random.Random(seed)
-    panes = ("compare", "columns", "mix", "tokens", "sweep")
-    keys = [name for pane in panes for key in KEYS[pane] for name in key.keys.split(",")]
-    async with running(app, 100, 30) as pilot:
-        await asked(pilot)
-        for _ in range(40):
-            if not isinstance(app.screen, CompareScreen | SweepScreen):
-                await pilot.press("escape", "f3")
-            await pilot.press(rng.choice([*keys, "tab", "tab", "x", "5", "enter"]))
-        assert app.is_running
 
 
 async def test_the_keys_of_every_pane_are_in_the_palette() -> None:
