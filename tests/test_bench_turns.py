@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,9 @@ import torch
 from lora_bench.engine.adapters.load import load_adapter
 from lora_bench.engine.adapters.open import open_adapter
 from lora_bench.engine.bench_server import write_adapter
+from lora_bench.engine.bench_turns import run_turns
 from lora_bench.engine.models.facts import ModelFacts
+from lora_bench.workbench.cli import main
 from lora_bench.workbench.turns import _line
 
 Write = Callable[..., Path]
@@ -45,17 +46,15 @@ def test_what_is_found_of_each_turn(base: Path, adapter_folder: Write) -> None:
     assert why["rescaled and back"][1] == "mix differs: A x 1 then, x 0.5 now"
 
 
-def test_it_says_what_it_cannot(base: Path, adapter_folder: Write, tmp_path: Path) -> None:
-    one, two = (["--lora", adapter_folder(name)] for name in ("one", "two"))
-    for code, words, arguments in [
-        (2, "there is no such program; give the path of a llama-server", [base, "--server", tmp_path / "none"]),
-        (3, "two adapters without an invocation", [base, *one]),
-        (3, "the context 256; give --prefix", [base, *one, *two]),
-        (3, "did not become ready", [base, *one, *two, "--prefix", PREFIX, "--server", "/bin/false"]),
-    ]:
-        done = _run(*arguments)
-        assert done.returncode == code and done.stdout == "", done.stderr
-        assert re.search(words, done.stderr) and "Traceback" not in done.stderr
+def test_it_says_what_it_cannot(base: Path, adapter_folder: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = (str(adapter_folder(name)) for name in ("one", "two"))
+    for adapters, words in (((one,), "two adapters without an invocation"), ((one, two), "the context 256; give --prefix")):
+        with pytest.raises(ValueError, match=words):
+            run_turns(str(base), adapters)
+    assert main(["bench", "turns", str(base), "--server", str(tmp_path / "none")]) == 2
+    assert "there is no such program; give the path of a llama-server" in capsys.readouterr().err
+    done = _run(base, "--lora", one, "--lora", two, "--prefix", PREFIX, "--server", "/bin/false")
+    assert done.returncode == 3 and done.stdout == "" and "did not become ready" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_an_adapter_for_llama_server_is_the_one_that_is_loaded(tiny_facts: ModelFacts, adapter_folder: Write, tmp_path: Path) -> None:
