@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripted_base import write_scripted_base
 
 from lora_bench.engine import config, mix, request
 from lora_bench.workbench import arguments, exit_codes, output
@@ -281,3 +282,9 @@ def test_check_without_a_model_or_an_adapter(tiny_gguf: Callable, tmp_path: Path
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\xff" * 64)
     done = run("check", str(tmp_path / "bad.gguf"), "pirate")
     assert done.returncode == 3 and done.stdout == "" and "bad.gguf" in done.stderr
+
+
+def test_a_reply_without_text_is_said(tmp_path: Path) -> None:
+    done = run("chat", str(write_scripted_base(tmp_path, [])), "-p", "hello")
+    assert (done.returncode, done.stdout) == (0, "\n")
+    assert done.stderr == "lora-bench: the reply has no text: it ended after 1 token\n"

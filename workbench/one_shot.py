@@ -11,6 +11,7 @@ from .arguments import AdapterArgument
 from .engine_run import EngineRun, engine_run
 from .exit_codes import Failed
 from .mixboard import mix_text, scale_text
+from .text import counted
 
 REQUEST = 1
 
@@ -103,6 +104,8 @@ class _Conversation:
             output.write(msgspec.json.encode(p.plain_data(data)).decode() + "\n")
         elif not "".join(reply.text).endswith("\n"):
             output.write("\n")
+        if not "".join(reply.text).strip():
+            self._engine.warn(f"the reply has no text: it ended after {counted(finished.stats.new_tokens, 'token')}")
         if finished.reason in ("length", "context"):
             limit = "--max-tokens" if finished.reason == "length" else "--context"
             self._engine.warn(f"the reply was cut at {finished.stats.new_tokens} tokens by {limit}")
