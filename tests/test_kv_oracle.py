@@ -36,6 +36,7 @@ from lora_bench.engine.protocol import (
 )
 from lora_bench.engine.request import Request
 from lora_bench.engine.scheduler import Work
+from lora_bench.engine.stretches import Stretch
 
 Write = Callable[..., Path]
 KINDS = {
@@ -168,7 +169,7 @@ class Fresh:
         engine, model = self.bench.engine, self.bench.engine.model
         engine.clear_cache()
         request = engine.make_request(-1, list(ids), (), Sampling(max_tokens=1))
-        request.history = MixHistory(tuple(Part(part.start, replace(part.mix, active=tuple(
+        request.history = MixHistory(tuple(Part(part.start, replace(part.mix, awaited=(), active=tuple(
             replace(use, name=self.names[use.digest]) for use in part.mix.active))) for part in history.parts))
         rows = []
         with look(model, [request], "the oracle", 0) as scheduler:
@@ -206,16 +207,17 @@ def test_every_draw_is_from_the_logits_of_an_engine_without_a_cache(
     assert sorted(ended) == sorted(bench.asked), "each request ends once"
     assert any(event.cache.hit_tokens for event in bench.of(RequestStarted)) and bench.draws
     print(f"{len(ended)} requests, {len(bench.draws)} draws, {len(bench.of(RequestPreempted))} preemptions")
-    _check_logits(fresh, bench.draws)
+    check_logits(fresh, bench.draws)
     _check_replies(fresh, bench)
 
 
-def _check_logits(fresh: Fresh, draws: Sequence[Drawn]) -> None:
+def check_logits(fresh: Fresh, draws: Sequence[Drawn]) -> None:
     """One look for all draws of a request under one history: what comes later changes no logits."""
-    alike: dict[tuple[int, MixHistory], list[Drawn]] = {}
+    alike: dict[tuple[int, tuple[Stretch, ...]], list[Drawn]] = {}
     for drawn in draws:
-        alike.setdefault((drawn.request.id, drawn.history), []).append(drawn)
-    for (number, history), group in alike.items():
+        alike.setdefault((drawn.request.id, drawn.history.stretches), []).append(drawn)
+    for (number, _), group in alike.items():
+        history = group[0].history
         ids = group[0].request.ids[:max(drawn.tokens for drawn in group)]
         logits = fresh.logits(ids, history)
         for drawn in group:
