@@ -50,7 +50,8 @@ def contents(folders: dict[str, list[Path]], tiny_facts: ModelFacts) -> dict[str
     f, path = tiny_facts, "base_model.model.model"
     for folder in folders["plain"]:
         whole = {f"{path}.embed_tokens": (f.vocab, f.hidden), "base_model.model.lm_head": (f.vocab, f.hidden), f"{path}.norm": (f.hidden,)}
-        edit(folder, lambda tensors, whole=whole: tensors.update({f"{name}.weight": torch.randn(size) * 0.3 for name, size in whole.items()}),
+        edit(folder, lambda tensors, whole=whole: tensors.update(
+            {f"{name}.weight": torch.randn(size) * 0.3 for name, size in whole.items()}),
              modules_to_save=["embed_tokens", "lm_head", "model.norm"])
     for folder in folders["rank"]:
         edit(folder, lambda tensors: tensors.update(
