@@ -18,12 +18,12 @@ from .comparison_row import Row
 from .comparison_text import nats, numbers
 from .mixboard import mix_text
 from .reload_text import SHOWN_DIGEST
+from .styles import QUIET
 from .text import clean_line
 from .transcript import Item, Notice
 from .votes import Tally, wilson
 from .word_diff import Change, word_changes
 
-QUIET = "$foreground 60%"
 CHANGED = "underline $text-warning"
 HERE = "reverse bold underline $text-warning"
 LIVE_DIFF_CHARACTERS = 4000

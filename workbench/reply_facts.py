@@ -6,18 +6,18 @@ from textual.content import Content
 from ..engine.protocol import Activation
 from .cache_text import prefix_text
 from .mixboard import mix_text
+from .styles import QUIET
 from .text import clean_line, counted
 from .token_text import span_content
 from .transcript import Version
 
-_QUIET = "$foreground 60%"
 _REASONS = {"length": "max_tokens reached (/set max_tokens 1024)", "context": "the context is full (Ctrl+N starts anew)",
             "aborted": "stopped"}
 
 
 def meter_lines(version: Version) -> list[Content]:
     """State or figures of a reply, then one line for each aLoRA of its mix."""
-    style = "$text-error" if version.phase in ("failed", "lost") else _QUIET
+    style = "$text-error" if version.phase in ("failed", "lost") else QUIET
     lines = [Content.assemble((clean_line(_figures(version), 600), style))]
     return lines + [_activation(activation, version) for activation in version.activations]
 
@@ -29,11 +29,11 @@ def _activation(activation: Activation, version: Version) -> Content:
         return Content.assemble((clean_line(text, 300), "$text-warning"))
     where = f"⚑ {activation.adapter} acts from token {activation.start}"
     if not activation.tokens:
-        return Content.assemble((clean_line(f"{where} · {activation.detail}", 300), _QUIET))
+        return Content.assemble((clean_line(f"{where} · {activation.detail}", 300), QUIET))
     fired = any(mark.adapter == activation.adapter for mark in version.fired)
     reused = f", {counted(version.cache.base_tokens, 'base token')} reused of {activation.start} before it" if version.cache else ""
     how = ", where the model wrote it" if fired else reused
-    return Content.assemble((clean_line(f"{where}{how}: ", 200), _QUIET), span_content(activation))
+    return Content.assemble((clean_line(f"{where}{how}: ", 200), QUIET), span_content(activation))
 
 
 def _figures(version: Version) -> str:

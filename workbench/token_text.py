@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from textual.content import Content
 
 from ..engine.protocol import Activation
+from .styles import QUIET
 from .text import clean, clean_line
 
 MOST_TOKENS = 48
 AROUND = 28
 """characters shown before and behind an invocation"""
 SPAN = "bold underline $accent"
-BORDER = ("│", "$foreground 60%")
-_QUIET = "$foreground 60%"
+BORDER = ("│", QUIET)
 
 
 def tokens_content(texts: Sequence[str]) -> Content:
@@ -21,14 +21,14 @@ def tokens_content(texts: Sequence[str]) -> Content:
     parts: list[tuple[str, str]] = []
     for text in texts[:MOST_TOKENS]:
         parts += [BORDER, (clean_line(text, 40) or "∅", SPAN)]
-    more = [(f" and {len(texts) - MOST_TOKENS} more", _QUIET)] if len(texts) > MOST_TOKENS else []
-    return Content.assemble(("‹", _QUIET), *parts[1:], *more, ("›", _QUIET))
+    more = [(f" and {len(texts) - MOST_TOKENS} more", QUIET)] if len(texts) > MOST_TOKENS else []
+    return Content.assemble(("‹", QUIET), *parts[1:], *more, ("›", QUIET))
 
 
 def span_content(activation: Activation) -> Content:
     """The invocation token by token, with what stands around it in the prompt."""
     before, after = clean_line(activation.before, 400)[-AROUND:], clean_line(activation.after, AROUND)
-    return Content.assemble((f"…{before}" if before else "", _QUIET), tokens_content(activation.tokens), (after, _QUIET))
+    return Content.assemble((f"…{before}" if before else "", QUIET), tokens_content(activation.tokens), (after, QUIET))
 
 
 def marked(asked: str, activations: Sequence[Activation]) -> Content:

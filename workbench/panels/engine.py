@@ -9,6 +9,7 @@ from ...engine.protocol import STEP_OPS, SlotView
 from ..cache_text import hit_text
 from ..charts import folded, hbar, sparkline
 from ..state import BenchState
+from ..styles import QUIET
 from ..text import clean_line, counted, size_text
 
 Line = Content | str
@@ -41,7 +42,7 @@ class Panel(Static):
 
 def title(text: str, rest: str = "") -> Content:
     """A panel's first line."""
-    return Content.assemble((text, "bold $accent"), (f"  {rest}" if rest else "", "$foreground 60%"))
+    return Content.assemble((text, "bold $accent"), (f"  {rest}" if rest else "", QUIET))
 
 
 class SlotsPanel(Panel):
@@ -60,12 +61,12 @@ class SlotsPanel(Panel):
             composed = f" · adapters joined {size_text(state.snapshot.composed_bytes)}" if state.snapshot.composed_bytes else ""
             lines.append(f"engine process {size_text(state.snapshot.memory_bytes)}{composed}")
         if last := state.last_eviction:
-            lines.append(Content.assemble((clean_line(f"{last.at:%H:%M:%S} {last.text}", 160), "$foreground 60%")))
+            lines.append(Content.assemble((clean_line(f"{last.at:%H:%M:%S} {last.text}", 160), QUIET)))
         self.put(lines)
 
     def _slot(self, slot: SlotView, idle: float) -> Content:
         if not slot.adapter:
-            return Content.assemble((f"G{slot.slot} · free ·", "$foreground 60%"))
+            return Content.assemble((f"G{slot.slot} · free ·", QUIET))
         state = "in use" if slot.users else f"{_age(idle)} idle"
         facts = f"r{slot.rank:<3} {size_text(slot.bytes):>8} {state}{' ▪' if slot.pinned else ''}"
         room = max(self.columns - len(facts) - 4, 6)
@@ -82,7 +83,7 @@ class StepsPanel(Panel):
     def show(self, state: BenchState) -> None:
         last, p50, p95 = state.step_times()
         if not state.steps:
-            self.put([title("STEP"), Content.assemble(("no step yet", "$foreground 60%"))])
+            self.put([title("STEP"), Content.assemble(("no step yet", QUIET))])
             return
         step = state.steps[-1]
         width = self.columns

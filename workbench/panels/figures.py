@@ -3,8 +3,9 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from ..compare_text import QUIET, run_lines, token_lines, votes_line
+from ..compare_text import run_lines, token_lines, votes_line
 from ..control import Control
+from ..styles import QUIET
 from ..widgets.token_view import TokenView
 from .engine import Panel
 

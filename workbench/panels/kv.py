@@ -8,10 +8,9 @@ from ..cache_text import hit_text
 from ..kv_map import map_lines, scale_text
 from ..mixboard import mix_text
 from ..state import BenchState, LoggedEvent
+from ..styles import QUIET
 from ..text import clean_line, counted, size_text
 from .engine import Line, Panel, title
-
-QUIET = "$foreground 60%"
 
 
 class KvPanel(Panel):

@@ -16,11 +16,12 @@ from ..commands import run_command
 from ..compare_control import SWEPT_SCALES
 from ..compare_files import export
 from ..compare_state import MOST_COLUMNS, Lane, Run
-from ..compare_text import QUIET, gone_text
+from ..compare_text import gone_text
 from ..control import MAX_PROMPT, Control
 from ..header import header_line
 from ..keys import bindings
 from ..panels.figures import Figures
+from ..styles import QUIET
 from ..text import clean, clean_line, size_text
 from ..transcript import Turn
 from ..widgets.adapter_list import AdapterList

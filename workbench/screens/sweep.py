@@ -15,7 +15,7 @@ from textual.widgets import Static
 from ..charts import column_chart, hbar
 from ..compare_files import export
 from ..compare_state import Run
-from ..compare_text import QUIET, changes, gone_text, marked, row_lines
+from ..compare_text import changes, gone_text, marked, row_lines
 from ..comparison import Distance, by_scale, distance
 from ..comparison_row import Row
 from ..comparison_text import nats
@@ -24,6 +24,7 @@ from ..header import header_line
 from ..keys import bindings
 from ..mixboard import mix_text
 from ..panels.engine import Panel, title
+from ..styles import QUIET
 from ..text import clean, clean_line, counted
 from ..widgets.key_line import KeyLine
 from .steady import SteadySize

@@ -13,12 +13,13 @@ from textual.widgets import Static
 
 from ...engine.protocol import Mix
 from ..compare_state import MOST_COLUMNS, Run
-from ..compare_text import LIVE_DIFF_CHARACTERS, QUIET, changes, mix_line, row_lines, stale_marks
+from ..compare_text import LIVE_DIFF_CHARACTERS, changes, mix_line, row_lines, stale_marks
 from ..compare_text import marked as marked_text
 from ..comparison_row import Row
 from ..control import Control
 from ..keys import bindings
 from ..mixboard import mix_text
+from ..styles import QUIET
 from ..text import clean, clean_line
 from ..word_diff import Change
 

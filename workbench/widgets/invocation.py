@@ -10,6 +10,7 @@ from textual.widgets import Input, Static
 from ..arguments import escape, unescape
 from ..control import Control
 from ..keys import bindings
+from ..styles import QUIET
 from ..text import clean_line, counted
 from ..token_text import tokens_content
 from .ask import Ask, AskField
@@ -104,7 +105,7 @@ class InvocationEditor(Ask):
         if not answer.ids:
             return Content.assemble((clean_line(answer.detail, 300), "$text-error")), Content("")
         ids = " ".join(map(str, answer.ids[:24])) + (" …" if len(answer.ids) > 24 else "")
-        tokens = Content.assemble(f"{counted(len(answer.ids), 'token')}  ", tokens_content(answer.texts), (f"  {ids}", "$foreground 60%"))
+        tokens = Content.assemble(f"{counted(len(answer.ids), 'token')}  ", tokens_content(answer.texts), (f"  {ids}", QUIET))
         if answer.found:
             return tokens, Content.assemble((f"✓ found in this prompt, at token {answer.start}", "$text-success"))
         if not answer.detail:
