@@ -36,7 +36,11 @@ class KvBlocks:
         return True
 
     def copy_beginning(self, source: Filled, cells: int, table: BlockTable, at: int, user: int) -> bool:
-        """Copy the first `cells` cells of `source` into the block `at` of `table`, a new one if it has none. False: none is free."""
+        """Copy the first `cells` cells of `source` into the block `at` of `table`, a new one if it has none. False: none is free.
+
+        Where `source` lies right behind the table and nobody else holds it, the table takes its block and the content moves to another
+        one: a chat that goes on stays one run.
+        """
         block = source.block
         self.pool.hold(block)
         if at < len(table.blocks):

@@ -74,18 +74,17 @@ class KvIndex:
         """Every findable block and what it holds."""
         return self._of_block.items()
 
-    def add(self, block: int, parent: bytes, ids: bytes, history: History, user: int, key: bytes) -> bool:
-        """Make `block` findable. False, and nothing changes, when its key is there already."""
+    def add(self, block: int, parent: bytes, ids: bytes, history: History, user: int, key: bytes) -> None:
+        """Make `block` findable; nothing changes when its key is there already."""
         whole = key + history.key
         if whole in self._found:
-            return False
+            return
         before = self._forgotten.pop(whole, None)
         if before is not None:
             self._remove_alike(before)
         filled = Filled(parent, ids, history, key, user, block)
         self._found[whole] = self._of_block[block] = filled
         self._alike.setdefault(parent + ids[:ID_BYTES], []).append(filled)
-        return True
 
     def move(self, filled: Filled, block: int) -> None:
         """Its content lies in `block` now."""
