@@ -5,7 +5,7 @@ from ..engine.protocol import Chat, Prompt, RawText
 from .text import clean_line
 
 
-def prompt_line(prompt: Prompt, limit: int = 60) -> str:
+def prompt_line(prompt: Prompt) -> str:
     """How its last message begins; cleaned."""
     match prompt:
         case Chat() if prompt.messages:
@@ -14,4 +14,4 @@ def prompt_line(prompt: Prompt, limit: int = 60) -> str:
             text = prompt.text
         case _:
             text = "token ids"
-    return clean_line(text.strip(), limit)
+    return clean_line(text.strip(), 60)
