@@ -11,6 +11,13 @@ from lora_bench.workbench.panels.turn import TurnView
 from lora_bench.workbench.widgets.prompt import Prompt
 
 
+async def test_a_reply_without_text_says_so() -> None:
+    app = bench_app("\n")
+    async with running(app) as pilot:
+        await say(pilot, "A haiku?")
+        await wait_until(pilot, lambda: "no text" in screen_text(app))
+
+
 async def test_a_question_is_answered_with_its_meter() -> None:
     app = bench_app("Arr, **silicon** seas\nroar")
     async with running(app) as pilot:

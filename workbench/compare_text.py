@@ -64,7 +64,7 @@ def row_lines(row: Row, named: bool = True) -> list[Content]:
 
 
 def _figures(row: Row, named: bool) -> str:
-    parts = [f"{row.tokens} tok"]
+    parts = [f"{row.tokens} tok"] if row.text.strip() else [f"{row.tokens} tok", "no text"]
     if named and row.cache and row.cache.hit_tokens:
         parts.append(f"prefix {row.cache.hit_tokens}/{row.cache.prompt_tokens} reused")
     return " · ".join([*parts, _REASONS.get(row.reason, row.reason)])

@@ -59,6 +59,8 @@ def _meter(version: Version) -> str:
         parts = [f"{stats.new_tokens} tok", f"{stats.decode_tokens_per_second:.1f} tok/s", f"TTFT {stats.ttft_ms / 1000:.2f} s",
                  *_memory(version), "greedy" if version.sampling.temperature == 0 else f"seed {stats.seed}",
                  mix_text(version.mix_now, version.marks)]
+    if stats and not version.text.strip():
+        parts.insert(1, "no text")
     if version.reason in _REASONS:
         parts.append((version.reason == "context" and version.note) or _REASONS[version.reason])
     return " · ".join(parts) or version.note
