@@ -33,7 +33,8 @@ def bench_app(*replies: str, answers: bool = True, adapters: tuple[StartAdapter,
 
 @asynccontextmanager
 async def running(app: BenchApp, width: int = 120, height: int = 36) -> AsyncIterator[Pilot]:
-    """The app on a screen of that size, its model and adapters loaded."""
+    """The app on a screen of that size, its model and adapters loaded. Nothing glides: a test would wait for it."""
+    app.animation_level = "none"
     async with app.run_test(size=(width, height)) as pilot:
         if app.engine.answers:
             await wait_until(pilot, lambda: app.state.model and not app.state.wanted and not app.inbox)

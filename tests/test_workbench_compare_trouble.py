@@ -133,10 +133,10 @@ async def test_a_score_that_fails_is_said_where_the_figures_would_be() -> None:
         assert "no figures: memory ran out" in screen_text(app) and not app.screen.query_one(TokenView).display
 
 
-CONTROLS = "\x1b]2;PWNED\x1b\\ \x9b2J \u202egnp\u202c\rb\x08 \ud800\n\n"
+ACTING = "[/x][bold]B $x \x1b]2;PWNED\x1b\\ \x9b2J \u202egnp\u202c\rb\x08 \ud800\n\n"
 
 
-@pytest.mark.parametrize("evil", ["[/x][bold]B $x", CONTROLS, "漢字" * 40 + "x" * 300, ""], ids=["markup", "controls", "wide", "empty"])
+@pytest.mark.parametrize("evil", [ACTING, "漢字" * 40 + "x" * 300, ""], ids=["acting", "wide", "empty"])
 async def test_no_text_of_a_model_or_a_name_acts_on_the_terminal(evil: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     app = bench_app(f"{evil} one", f"two {evil}", f"{evil} one", f"two {evil}", *[evil or "x"] * 8)
@@ -179,7 +179,7 @@ async def test_any_size_while_replies_are_written(seed: int) -> None:
         await pilot.press("tab", "a", "escape", "a", "escape")
         await say(pilot, "x")
         numbers = [row.request_id for row in compare_of(app).run.rows]
-        for step, (width, height) in enumerate([(20, 6), (80, 24), (19, 40), (160, 45), (30, 10), (77, 12), (200, 60), (39, 24)]):
+        for step, (width, height) in enumerate([(20, 6), (160, 45), (19, 40), (77, 12), (39, 24)]):
             app.engine.emit(*(p.TextDelta(number, rng.choice([" word", "\n", " 漢字" * 9]), step + 1) for number in numbers))
             await pilot.resize_terminal(width, height)
             await pilot.press(rng.choice(["tab", "right", "m", "escape", "n", "shift+tab"]))
@@ -197,7 +197,7 @@ async def test_any_keys_in_any_order(seed: int, tmp_path: Path, monkeypatch: pyt
     keys = [name for pane in panes for key in KEYS[pane] for name in key.keys.split(",")]
     async with running(app, 100, 30) as pilot:
         await asked(pilot)
-        for _ in range(40):
+        for _ in range(24):
             if not isinstance(app.screen, CompareScreen | SweepScreen):
                 await pilot.press("escape", "f3")
             await pilot.press(rng.choice([*keys, "tab", "tab", "x", "5", "enter"]))

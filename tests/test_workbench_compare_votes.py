@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
-import pytest
 from bench_pilot import bench_app, running, say, screen_text, settled
 from compare_pilot import A, B, asked, compare_of, to_columns
 
@@ -14,9 +14,9 @@ from lora_bench.workbench.widgets.prompt import Prompt
 from lora_bench.workbench.widgets.token_view import TokenView
 
 
-@pytest.mark.parametrize("key", ["1", "2", "3", "4"])
-async def test_a_blind_vote_hides_the_names_until_it_is_given_and_is_kept(key: str) -> None:
-    app = bench_app(A, B, A, B)
+async def test_a_blind_vote_hides_the_names_until_it_is_given_and_is_kept() -> None:
+    app = bench_app(*[A, B] * 4)
+    votes = Counter()
     async with running(app) as pilot:
         await pilot.press("f3")
         await settled(pilot)
@@ -34,18 +34,22 @@ async def test_a_blind_vote_hides_the_names_until_it_is_given_and_is_kept(key: s
         assert "vote first" in screen_text(app) and "×0.75" not in screen_text(app)
         assert not app.screen.query_one(TokenView).display and isinstance(app.screen.focused, CompareColumn)
         assert [side.text for side in columns.sides] == [run.rows[place].text for place in run.order]
-        await pilot.press(key)
-        await settled(pilot)
-        left, right = (("A", "B") if run.order == (0, 1) else ("B", "A"))
-        won = {"1": left, "2": right}.get(key, "")
-        tally = VoteFile(app.control.comparing.votes.path).counts(run.tally)[0]
-        assert (tally.first, tally.second, tally.tie, tally.bad) == (won == "A", won == "B", key == "3", key == "4")
+        for key in "1234":
+            if votes:
+                run = await asked(pilot, f"and {key}?")
+                await to_columns(pilot)
+            await pilot.press(key)
+            await settled(pilot)
+            left, right = ("A", "B") if run.order == (0, 1) else ("B", "A")
+            votes[{"1": left, "2": right, "3": "tie", "4": "bad"}[key]] += 1
+            tally = VoteFile(app.control.comparing.votes.path).counts(run.tally)[0]
+            assert (tally.first, tally.second, tally.tie, tally.bad) == tuple(votes[side] for side in ("A", "B", "tie", "bad"))
+            assert "A  pirate ×0.75" in screen_text(app) and f"votes A {votes['A']} · B {votes['B']}" in screen_text(app)
         last = screen_text(app).splitlines()[-1]
         assert "Left" not in last and "Sweep" in last
-        assert "A  pirate ×0.75" in screen_text(app) and f"votes A {int(won == 'A')} · B {int(won == 'B')}" in screen_text(app)
         await pilot.press(key)
         await settled(pilot)
-        assert VoteFile(app.control.comparing.votes.path).counts(run.tally)[0].total == 1, "one vote for a pair of replies"
+        assert VoteFile(app.control.comparing.votes.path).counts(run.tally)[0].total == 4, "one vote for a pair of replies"
 
 
 async def test_blind_sides_are_drawn_anew_and_pairs_by_lot(seed: int) -> None:
