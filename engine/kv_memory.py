@@ -207,7 +207,7 @@ class KvMemory:
         lacked a block).
 
         Even one token pays: it takes a pass through all weights, where the copy moves its keys and values (15 tokens of the default
-        model, 30 layers: 11 us).
+        model, 30 layers: 0.1 ms).
         """
         start = use.start
         had, ids = use.stored - start, use.packed(min(start + BLOCK_TOKENS, use.limit))
