@@ -47,6 +47,9 @@ class AdapterBench:
             self._engine.unload_adapter("it")
             raise Wrong(f"inspect refuses what loads: {refusal}")
         sure("use of an accepted adapter", self._use)
+        if not torch.allclose(self._engine.logits(IDS), self._before, rtol=1e-4, atol=1e-4):
+            raise Wrong("the base answers otherwise from the KV blocks that were there while the adapter was")
+        self._engine.clear_cache()
         if not torch.equal(self._engine.logits(IDS), self._before):
             raise Wrong("the base answers otherwise once the adapter is gone")
 
