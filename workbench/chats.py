@@ -133,6 +133,7 @@ class Chats:
 
     def take_up(self, file: Path) -> str:
         """The chat of the file is the chat now, and goes on in the file; what to say of it. Raises ValueError."""
+        self.keep()
         self._leave()
         self._wait()
         try:

@@ -267,6 +267,7 @@ class Control:
 
     def new_chat(self) -> None:
         self.stop()
+        self.chats.keep()  # one that was answered since the last tick is on disk too
         self.state.items.clear()
         if self.system:
             self.state.hint = f"a new chat; the system message stays: {self.system}"
