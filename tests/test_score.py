@@ -192,7 +192,7 @@ def test_a_reload_in_the_middle_does_not_change_what_is_read(bench: Bench, adapt
     bench.engine.reload_adapter("one")
     (answer,) = finish(bench)
     assert answer.rows[1].kl == pytest.approx(expected.rows[1].kl, rel=1e-4, abs=1e-4)
-    assert scored(bench, (ONE, ())).rows[1].kl != pytest.approx(expected.rows[1].kl, abs=1e-2)
+    assert scored(bench, (ONE, ())).rows[1].kl != pytest.approx(expected.rows[1].kl, abs=1e-3)
 
 
 def test_rows_read_in_turns_are_never_of_different_contents(tiny_gguf: Callable, adapter_folder: Callable) -> None:
