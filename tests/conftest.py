@@ -114,11 +114,15 @@ def tiny_tokenizer() -> dict[str, object]:
 
 
 @pytest.fixture
-def tiny_tensors(tiny_facts: ModelFacts, seed: int) -> dict[str, Tensor]:
-    """Random weights of `tiny_facts` by canonical name."""
+def tiny_tensors(tiny_facts: ModelFacts, seed: int, request: pytest.FixtureRequest) -> dict[str, Tensor]:
+    """Random weights of `tiny_facts` by canonical name.
+
+    Of size 1, or smaller for tests marked `calm`: those of size 1 amplify rounding from layer to layer.
+    """
     import torch
 
-    return {name: torch.randn(shape) for name, shape in tensor_shapes(tiny_facts).items()}
+    size = 0.3 if request.node.get_closest_marker("calm") else 1.0
+    return {name: size * torch.randn(shape) for name, shape in tensor_shapes(tiny_facts).items()}
 
 
 @pytest.fixture
@@ -187,8 +191,17 @@ def base(tiny_talker: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def make(base: Path, adapter_folder: AdapterFolder, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
-    """`make(blocks=, step_tokens=, **load)`: an engine on `base` with three adapters."""
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token ends a reply, so that each has its full length."""
+    from lora_bench.engine import loaded
+
+    open_base = loaded.open_base
+    monkeypatch.setattr(loaded, "open_base", lambda path: replace(open_base(path), end_tokens=()))
+
+
+@pytest.fixture
+def make(base: Path, adapter_folder: AdapterFolder, monkeypatch: pytest.MonkeyPatch, endless: None) -> Callable[..., Bench]:
+    """`make(blocks=, step_tokens=, **load)`: an engine on `base` with three adapters; no token ends a reply."""
     from engine_bench import NAMES, Bench
 
     from lora_bench.engine import loaded

@@ -100,6 +100,7 @@ def test_numbers_that_are_not_finite_are_forgotten(make: Make, adapter_folder: W
     assert bench.of(RequestFailed) and bench.engine.snapshot().kv.cached == 0
 
 
+@pytest.mark.calm
 def test_looks_find_what_is_there_and_say_the_same(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, fresh, ids = make(), make(), random_ids(70)
     computed, logits = [], bench.engine.model.runner.logits

@@ -38,6 +38,8 @@ from lora_bench.engine.request import Request
 from lora_bench.engine.scheduler import Work
 from lora_bench.engine.stretches import Stretch
 
+pytestmark = pytest.mark.calm
+
 Write = Callable[..., Path]
 KINDS = {
     "plain": (("q_proj", "down_proj"), {}), "rank": (("k_proj", "v_proj"), {"use_rslora": True}),

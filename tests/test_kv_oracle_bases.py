@@ -17,6 +17,8 @@ from lora_bench.engine import loaded
 from lora_bench.engine.models.facts import ModelFacts
 from lora_bench.engine.protocol import InvocationFired, RequestStarted
 
+pytestmark = pytest.mark.calm
+
 Write = Callable[..., Path]
 TRAINED = 70
 """tokens up to which the base with longrope turns by the short factors"""
@@ -28,12 +30,6 @@ BASES = {
 COMMANDS = 100
 
 __all__ = ["folders"]  # a fixture
-
-
-@pytest.fixture
-def tiny_tensors(tiny_tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Calm ones: with weights of size 1 two ways to the same logits differ by as much as is tested here."""
-    return {name: tensor * 0.3 for name, tensor in tiny_tensors.items()}
 
 
 @pytest.fixture(params=BASES)
