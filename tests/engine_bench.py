@@ -34,7 +34,7 @@ class Bench:
     def __init__(self, base: Path, **load: object) -> None:
         self.events: list[Event] = []
         self.engine = Engine(self.events.append)
-        self.engine.load_model(LoadModel(str(base), device="cpu", **load))
+        self.engine.load_model(LoadModel(str(base), **{"device": "cpu"} | load))
 
     def submit(self, number: int, prompt: object = PROMPT, mix: Mix = (), **sampling: object) -> None:
         self.engine.submit(Generate(number, prompt, mix, Sampling(**{"max_tokens": 20} | sampling)))
