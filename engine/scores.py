@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 MAX_WAITING = 100
+STOPPED = "the reading of the text was stopped"
 
 
 class Scores:
@@ -60,6 +61,17 @@ class Scores:
         except Exception as error:
             self._now = None
             self._emit(ScoreFailed(command.score_id, sentence(error), out_of_memory(error)))
+
+    def cancel(self, score_id: int) -> bool:
+        """Give up the score of that number, running or waiting; False when there is none."""
+        there = [command for command in self._queue if command.score_id == score_id]
+        self._queue = deque(command for command in self._queue if command.score_id != score_id)
+        if self._now is not None and self._now[0].score_id == score_id:
+            self._now[2].close()
+            there, self._now = [self._now[0], *there], None
+        for _ in there:
+            self._emit(ScoreFailed(score_id, STOPPED, cancelled=True))
+        return bool(there)
 
     def drop(self, because: str) -> None:
         """End every score, told with the cause."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from .adapter_loads import AdapterLoads
 from .adapter_read import ReadAdapter
-from .checks import STOPPED
+from .checks import STOPPED as CHECK_STOPPED
 from .engine import DuplicateRequest, Engine
 from .failures import out_of_memory, sentence
 from .inbox import Inbox
@@ -18,6 +18,7 @@ from .protocol import (
     AdapterFailed,
     CancelCheck,
     CancelLoad,
+    CancelScore,
     CheckAdapter,
     CheckFailed,
     ClearCache,
@@ -49,6 +50,7 @@ from .protocol import (
     Tokenized,
     UnloadAdapter,
 )
+from .scores import STOPPED as SCORE_STOPPED
 from .tokenized import tokenized
 from .watch import FileWatch
 from .weights.load import LoadCancelled
@@ -142,7 +144,7 @@ class _Service:
             self._cancel_loads()
         elif isinstance(command, Abort):
             self._abort(command)
-        elif isinstance(command, CancelCheck):
+        elif isinstance(command, CancelCheck | CancelScore):
             self._carry_out(command)
         elif not isinstance(command, Tokenize) and (self._held or self._needs_a_load(command)):
             self._hold(command)
@@ -220,7 +222,14 @@ class _Service:
         held = [other for other in self._held if isinstance(other, CheckAdapter) and other.name == command.name]
         self._held = [other for other in self._held if other not in held]
         if not self.engine.checks.cancel(command.name) and held:
-            self._emit(CheckFailed(command.name, STOPPED, cancelled=True))
+            self._emit(CheckFailed(command.name, CHECK_STOPPED, cancelled=True))
+
+    def _cancel_score(self, command: CancelScore) -> None:
+        """One that waits behind a load is over, too."""
+        held = [other for other in self._held if isinstance(other, Score) and other.score_id == command.score_id]
+        self._held = [other for other in self._held if other not in held]
+        if not self.engine.scores.cancel(command.score_id) and held:
+            self._emit(ScoreFailed(command.score_id, SCORE_STOPPED, cancelled=True))
 
     def _look_at_files(self) -> None:
         found = self._watch.poll(self.engine.watched)
@@ -273,7 +282,7 @@ def _names(command: Command) -> frozenset[str]:
             return frozenset(use.name for request in command.requests for use in request.mix)
         case Score():
             return frozenset(use.name for mix in command.mixes for use in mix)
-        case Shutdown() | LoadModel() | LoadAdapter() | CancelLoad() | Abort() | ClearCache() | Tokenize():
+        case Shutdown() | LoadModel() | LoadAdapter() | CancelLoad() | Abort() | CancelScore() | ClearCache() | Tokenize():
             return frozenset()
         case _:
             return frozenset((command.name,))
@@ -294,6 +303,7 @@ _ACTIONS: dict[type, Callable[[_Service, Command], object]] = {
     SetMix: lambda service, command: service.engine.set_mix(command.mix, command.request_ids, command.change),
     ClearCache: lambda service, command: service.engine.clear_cache(),
     Score: lambda service, command: service.engine.scores.ask(command),
+    CancelScore: _Service._cancel_score,
     Tokenize: lambda service, command: service._emit(tokenized(service.engine.model, command)),
     Abort: lambda service, command: service.engine.abort(command.request_id),
 }

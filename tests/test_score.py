@@ -13,6 +13,7 @@ from lora_bench.engine.protocol import (
     AdapterLoaded,
     AdapterUnloaded,
     AdapterUse,
+    CancelScore,
     CheckAdapter,
     CheckFailed,
     CheckFinished,
@@ -278,6 +279,23 @@ def test_an_unload_waits_for_the_reading_and_says_so(bench: Bench) -> None:
     assert len(bench.of(Scored)) == 1 and bench.of(AdapterUnloaded)
 
 
+def test_a_score_is_given_up_running_or_waiting_and_what_it_held_is_free(bench: Bench) -> None:
+    scores, memory = bench.engine.scores, bench.engine.model.memory
+    for number, mix in ((1, ONE), (2, ONE), (3, ())):
+        scores.ask(Score(number, PROMPT, REPLY, (mix, ())))
+    scores.advance()
+    bench.engine.unload_adapter("two")
+    bench.engine.unload_adapter("one")
+    assert scores.requests and memory.free < bench.engine.model.config.blocks
+    assert scores.cancel(2) and not scores.cancel(2) and not scores.cancel(9)
+    assert scores.cancel(1) and not scores.requests and memory.free == bench.engine.model.config.blocks
+    assert bench.of(ScoreFailed) == [ScoreFailed(number, "the reading of the text was stopped", cancelled=True) for number in (2, 1)]
+    assert [event.name for event in bench.of(AdapterUnloaded)] == ["two", "one"]
+    bench.events.clear()
+    (answer,) = finish(bench)
+    assert isinstance(answer, Scored) and answer.score_id == 3
+
+
 # -- through the service ---------------------------------------------------------------------------
 def told(*commands: object) -> list[Event]:
     inbox, events = Inbox(), []
@@ -329,6 +347,18 @@ def test_a_score_waits_for_an_adapter_that_is_being_read_and_an_invocation_is_cu
                   Tokenize(2, "he"))
     kinds = [type(event) for event in events if isinstance(event, ModelLoaded | AdapterLoaded | Scored | ScoreFailed | Tokenized)]
     assert kinds == [ModelLoaded, Tokenized, AdapterLoaded, Scored]
+
+
+def test_a_score_that_waits_behind_a_load_or_another_is_given_up_and_those_beside_it_are_not(
+    tiny_gguf: Callable, adapter_folder: Callable,
+) -> None:
+    asked = [Score(number, PROMPT, REPLY, ((), ONE)) for number in (1, 2)]
+    loads = LoadModel(str(tiny_gguf()), device="cpu"), LoadAdapter(str(adapter_folder("one")))
+    events = told(*loads, *asked, CancelScore(1), CancelScore(7))
+    stopped, answer = [event for event in events if isinstance(event, Scored | ScoreFailed)]
+    assert stopped == ScoreFailed(1, "the reading of the text was stopped", cancelled=True)
+    assert isinstance(answer, Scored) and answer.score_id == 2
+    assert [type(event) for event in events if isinstance(event, AdapterLoaded | ScoreFailed)] == [ScoreFailed, AdapterLoaded]
 
 
 def test_without_a_base_there_is_nothing_to_score_or_to_cut() -> None:

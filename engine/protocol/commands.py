@@ -134,6 +134,12 @@ class Score(Struct):
     """likeliest tokens told of every position"""
 
 
+class CancelScore(Struct):
+    """Give up a score, running or waiting: ScoreFailed with `cancelled`. Nothing happens when there is none of that number."""
+
+    score_id: int
+
+
 class Tokenize(Struct):
     """How the base cuts a text, and where it would be found; answered by Tokenized. `invocation` is a text typed so far."""
 
@@ -153,5 +159,5 @@ class Shutdown(Struct):
 
 Command = (
     LoadModel | CancelLoad | LoadAdapter | ReloadAdapter | UnloadAdapter | PinAdapter | SetInvocation | CheckAdapter | CancelCheck
-    | Generate | GenerateTogether | SetMix | Abort | Score | Tokenize | ClearCache | Shutdown
+    | Generate | GenerateTogether | SetMix | Abort | Score | CancelScore | Tokenize | ClearCache | Shutdown
 )

@@ -40,6 +40,7 @@ class ScoreFailed(Struct):
     score_id: int
     message: str
     out_of_memory: bool = False
+    cancelled: bool = False
 
 
 class Tokenized(Struct):
