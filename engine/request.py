@@ -14,6 +14,7 @@ from .kv_memory import KvMemory
 from .mix import Awaited, TokenMix
 from .mix_history import MixHistory
 from .protocol import CacheUse, RequestStats, Sampling
+from .seen_ids import SeenIds
 from .stop_text import StopText
 from .tokenizer import TextStream
 from .vocabulary import Vocabulary
@@ -74,6 +75,7 @@ class Request:
     first_token: float = 0.0
     last_token: float = 0.0
     _memory: KvMemory | None = None
+    _seen: SeenIds = field(default_factory=SeenIds)
 
     @property
     def mix(self) -> TokenMix:
@@ -168,9 +170,9 @@ class Request:
 
     def draw(self, device: torch.device) -> Draw:
         """How the next token is drawn; its noise belongs to (seed, its position)."""
-        s = self.sampling
-        seen = torch.tensor(sorted(set(self.ids)), device=device) if s.repetition_penalty != 1.0 else None
-        return Draw(s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty, s.seed, len(self.ids), seen, self.vocabulary.head_rows)
+        s, words = self.sampling, self.vocabulary.head_rows
+        seen = self._seen.mask(self.ids, words, device) if s.repetition_penalty != 1.0 else None
+        return Draw(s.temperature, s.top_k, s.top_p, s.min_p, s.repetition_penalty, s.seed, len(self.ids), seen, words)
 
     def accept(self, token: int) -> tuple[str, Reason | None]:
         """Append a drawn token. Returns (text that may be shown now, why the reply ends here or None)."""

@@ -22,7 +22,7 @@ class Draw:
     seed: int = 0
     position: int = 0
     seen: Tensor | None = None
-    """[n] int64 ids that the penalty acts on (prompt and reply); needed when the penalty is on"""
+    """[vocab] bool, true for the ids that the penalty acts on (prompt and reply); needed when it is on. May end before the columns do"""
     vocab: int = 0
     """ids from this on do not exist for the row and are never drawn; 0: all columns exist"""
 
@@ -59,8 +59,9 @@ def _penalised(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     logits = logits.clone()
     for row, draw in enumerate(draws):
         if draw.repetition_penalty != 1.0 and draw.seen is not None:
-            old = logits[row, draw.seen]
-            logits[row, draw.seen] = torch.where(old > 0, old / draw.repetition_penalty, old * draw.repetition_penalty)
+            old = logits[row, : draw.seen.shape[0]]
+            penalised = torch.where(old > 0, old / draw.repetition_penalty, old * draw.repetition_penalty)
+            logits[row, : draw.seen.shape[0]] = torch.where(draw.seen, penalised, old)
     return logits
 
 

@@ -47,11 +47,11 @@ def test_near_temperature_zero_the_best_token_is_drawn() -> None:
 
 
 def test_a_penalty_that_leaves_no_finite_number_is_told() -> None:
-    assert sample(torch.tensor([[-3e38, 1.0]]), [Draw(repetition_penalty=100.0, seen=torch.tensor([0]))]) == [-1]
+    assert sample(torch.tensor([[-3e38, 1.0]]), [Draw(repetition_penalty=100.0, seen=torch.tensor([True]))]) == [-1]
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
-    seen = torch.tensor([0, 2])
+    seen = torch.tensor([True, False, True])
     assert sample(torch.tensor([[3.0, 2.0, -1.0]]), [Draw(repetition_penalty=2.0, seen=seen)]) == [1]
     assert sample(torch.tensor([[-3.0, -2.5, -1.5]]), [Draw(repetition_penalty=2.0, seen=seen)]) == [1]
     logits = torch.tensor([[3.0, 2.0, -1.0]])
@@ -65,7 +65,7 @@ def test_a_row_alone_and_in_a_batch_draw_the_same() -> None:
     draws = [
         Draw(), Draw(temperature=0.9, seed=4, position=7), Draw(temperature=1.2, top_k=40, seed=1),
         Draw(temperature=0.7, top_p=0.8, seed=2**63 + 5, position=3), Draw(temperature=1.0, min_p=0.1, seed=-1),
-        Draw(temperature=0.8, repetition_penalty=1.3, seen=torch.arange(50), seed=9),
+        Draw(temperature=0.8, repetition_penalty=1.3, seen=torch.arange(500) < 50, seed=9),
     ]
     alone = [sample(logits[i : i + 1], [draw])[0] for i, draw in enumerate(draws)]
     assert sample(logits, draws) == alone
