@@ -19,33 +19,36 @@ from .rope import RopeTables, Table
 
 
 class Decoder:
-    """A base in memory. `weights` (canonical names) is emptied while the fused weights are made, so the peak is one layer more."""
+    """A base in memory. `weights` (canonical names) is emptied while the fused weights are made, so the peak is one layer more.
+
+    `embedding`, `layers`, `norm` (the last one) and `head` are its places in the order of a forward.
+    """
 
     def __init__(self, facts: ModelFacts, weights: dict[str, Weight], context: int) -> None:
         self.facts = facts
-        self._embed = weights.pop("embed_tokens.weight")
-        self.device, self.dtype = self._embed.device, self._embed.dtype
+        self.embedding = weights.pop("embed_tokens.weight")
+        self.device, self.dtype = self.embedding.device, self.embedding.dtype
         self.layers = [take_layer(weights, i, facts, self.dtype) for i in range(facts.layers)]
-        self._norm = Norm("norm", RmsNorm(weights.pop("norm.weight"), facts.rms_eps, self.dtype))
-        self._head = Linear("lm_head", self._embed if facts.tied else weights.pop("lm_head.weight"), None)
+        self.norm = Norm("norm", RmsNorm(weights.pop("norm.weight"), facts.rms_eps, self.dtype))
+        self.head = Linear("lm_head", self.embedding if facts.tied else weights.pop("lm_head.weight"), None)
         self.rope = RopeTables(facts, weights, context, self.device)
         self._windows = sorted({layer.window for layer in self.layers})
-        self._scores = Scores(facts.attention_scale or None, facts.attention_softcap)
+        self.scores = Scores(facts.attention_scale or None, facts.attention_softcap)
         scale = facts.embedding_scale
-        self._embedding_scale = torch.tensor(scale).to(self.dtype).item() if facts.rounded_embedding_scale else scale
+        self.embedding_scale = torch.tensor(scale).to(self.dtype).item() if facts.rounded_embedding_scale else scale
 
     @property
     def nbytes(self) -> int:
         linears = [linear for layer in self.layers for linear in layer.linears]
         tensors = [tensor for linear in linears for tensor in (linear.weight, linear.bias) if tensor is not None]
         tensors += [place.rms.weight for layer in self.layers for place in layer.norms]
-        tensors += [self._embed, self._norm.rms.weight] + ([] if self.facts.tied else [self._head.weight])
+        tensors += [self.embedding, self.norm.rms.weight] + ([] if self.facts.tied else [self.head.weight])
         return sum(tensor.nbytes for tensor in tensors)
 
     def rows_of(self, module: str) -> tuple[Weight, int, int]:
         """The matrix that holds the weight of a module by its canonical name ("embed_tokens" too), and its first and end row there."""
         if module == "embed_tokens":
-            return self._embed, 0, self._embed.shape[0]
+            return self.embedding, 0, self.embedding.shape[0]
         linear, first, end = self._place(module)
         return linear.weight, first, end
 
@@ -56,13 +59,13 @@ class Decoder:
             linear, first, end = self._place(module)
             return linear.bias[first:end]
         _, index, inner = module.split(".", 2) if "." in module else ("", "", module)
-        norms = self.layers[int(index)].norms if index else (self._norm,)
+        norms = self.layers[int(index)].norms if index else (self.norm,)
         return next(norm.rms.weight for norm in norms if norm.name == inner)
 
     def _place(self, module: str) -> tuple[Linear, int, int]:
         """The product that holds a linear, and its first and end row there."""
         if module == "lm_head":
-            return self._head, 0, self._head.weight.shape[0]
+            return self.head, 0, self.head.weight.shape[0]
         _, index, name = module.split(".", 2)
         layer, shapes = self.layers[int(index)], module_shapes(self.facts)
         linears = {linear.name: linear for linear in layer.linears}
@@ -80,11 +83,11 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, caches: Tensor, lora: ActiveLora | None, lap: Lap) -> Tensor:
         """Logits [sampled rows, vocab] of a step; its keys and values are stored in `caches`."""
-        x = embed(inputs.ids, self._embed, lora)
-        if self._embedding_scale != 1:
-            x = x * self._embedding_scale
+        x = embed(inputs.ids, self.embedding, lora)
+        if self.embedding_scale != 1:
+            x = x * self.embedding_scale
         rope = self.rope.rows(inputs.rope_rows)
-        seen = {window: reaches(inputs.spans, caches, window, self._scores) for window in self._windows}
+        seen = {window: reaches(inputs.spans, caches, window, self.scores) for window in self._windows}
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             deltas = lora.at_layer(index) if lora is not None else NO_DELTAS
             normed = _normed(x, layer.before_attention, deltas)
@@ -92,7 +95,7 @@ class Decoder:
             x = self._add(x, mixed, layer.after_attention, deltas)
             x = self._add(x, self._mlp(_normed(x, layer.before_mlp, deltas), layer, deltas, lap), layer.after_mlp, deltas)
         deltas = lora.at_head() if lora is not None else NO_DELTAS
-        return self._capped(linear(norm(x.index_select(0, inputs.sampled), self._norm, deltas), self._head, deltas, lap))
+        return self.capped_(linear(norm(x.index_select(0, inputs.sampled), self.norm, deltas), self.head, deltas, lap))
 
     def _attention(
         self, x: Tensor, layer: Layer, cache: Tensor, rope: list[Table], cells: Tensor, seen: Sequence[Reach], deltas: Deltas, lap: Lap,
@@ -100,16 +103,16 @@ class Decoder:
         facts = self.facts
         qkv = linear(x, layer.qkv, deltas, lap).view(x.shape[0], -1, facts.head_dim)
         if facts.qk_norm:
-            self._norm_heads_(qkv, layer, deltas)
+            self.norm_heads_(qkv, layer, deltas)
         if layer.rope != NO_ROPE:
             rope_(qkv[:, : facts.heads + facts.kv_heads, : facts.rotary], *rope[layer.rope])
         cache_write_(cache, cells, qkv[:, facts.heads :])
         lap("other")
-        mixed = paged_attention(qkv[:, : facts.heads], cache, seen, self._scores)
+        mixed = paged_attention(qkv[:, : facts.heads], cache, seen, self.scores)
         lap("attention")
         return linear(mixed, layer.o, deltas, lap)
 
-    def _norm_heads_(self, qkv: Tensor, layer: Layer, deltas: Deltas) -> None:
+    def norm_heads_(self, qkv: Tensor, layer: Layer, deltas: Deltas) -> None:
         """q_norm and k_norm in place, of every head by itself or of all together."""
         for heads, place in ((slice(0, self.facts.heads), layer.q_norm), (slice(self.facts.heads, -self.facts.kv_heads), layer.k_norm)):
             part = qkv[:, heads]
@@ -126,12 +129,12 @@ class Decoder:
         y = _normed(y, after, deltas)
         return x + y if self.facts.residual_scale == 1 else x + y * self.facts.residual_scale
 
-    def _capped(self, logits: Tensor) -> Tensor:
-        """The logits as the architecture scales and bounds them."""
+    def capped_(self, logits: Tensor) -> Tensor:
+        """The logits as the architecture scales and bounds them, in place."""
         if self.facts.logit_divisor != 1:
-            logits = logits / self.facts.logit_divisor
+            logits.div_(self.facts.logit_divisor)
         cap = self.facts.logit_softcap
-        return (logits / cap).tanh() * cap if cap else logits
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
 
 def _normed(x: Tensor, place: Norm | None, deltas: Deltas) -> Tensor:

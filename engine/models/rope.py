@@ -21,16 +21,16 @@ class RopeTables:
     """
 
     def __init__(self, facts: ModelFacts, weights: dict[str, Weight], context: int, device: torch.device) -> None:
-        """Takes the factors of RoPE out of `weights`."""
+        """Takes the factors of RoPE out of `weights`. `tables`: (cos, sin) [positions, rotary] each, by GLOBAL and LOCAL."""
         self._context, self._long_after = context, facts.long_after
         factors = {name: weights.pop(f"{name}.weight", None) for name in ("rope_freqs", "rope_factors_short", "rope_factors_long")}
         short = _table(Rope(facts.rope_theta, facts.rope_scaling), facts.rotary, factors, "short", context, device)
-        self._tables = [short]
+        self.tables: list[Table] = [short]
         if self.has_long:
             long = _table(Rope(facts.rope_theta, facts.rope_scaling), facts.rotary, factors, "long", context, device)
-            self._tables = [(torch.cat((short[0], long[0])), torch.cat((short[1], long[1])))]
+            self.tables = [(torch.cat((short[0], long[0])), torch.cat((short[1], long[1])))]
         if facts.local_rope is not None:
-            self._tables.append(_table(facts.local_rope, facts.rotary, {}, "short", context, device))
+            self.tables.append(_table(facts.local_rope, facts.rotary, {}, "short", context, device))
 
     @property
     def has_long(self) -> bool:
@@ -43,7 +43,7 @@ class RopeTables:
 
     def rows(self, places: Tensor) -> list[Table]:
         """(cos, sin) [tokens, 1, rotary] of each table at `places` [tokens] int64: positions behind a request's `start`."""
-        return [(cos[places].unsqueeze(1), sin[places].unsqueeze(1)) for cos, sin in self._tables]
+        return [(cos[places].unsqueeze(1), sin[places].unsqueeze(1)) for cos, sin in self.tables]
 
 
 def _table(rope: Rope, rotary: int, factors: dict[str, Weight | None], length: str, context: int, device: torch.device) -> Table:
