@@ -1,0 +1,53 @@
+"""The norms between the linears of a decode step, as kernels, against their reference."""
+from __future__ import annotations
+
+import pytest
+import torch
+from triton_cpu import interpreted, run_interpreted
+
+from lora_bench.kernels.decode_linear import Residual, RowSquares
+from lora_bench.kernels.embed_rows import embed_rows
+from lora_bench.kernels.residual_norm import residual_norm, residual_norm_reference
+
+CASES = [(rows, width, post, following) for rows, width in ((1, 16), (5, 40), (3, 576)) for post, following in ((0, 1), (1, 0), (1, 1))]
+
+
+def test_interpreted() -> None:
+    run_interpreted(__file__)
+
+
+@pytest.mark.parametrize(("rows", "width", "post", "following"), CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@interpreted
+def test_kernel(rows: int, width: int, post: int, following: int, dtype: torch.dtype, seed: int) -> None:
+    _compare(rows, width, post, following, dtype, torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "width", "post", "following"), [*CASES, (64, 4096, 1, 1), (33, 5376, 0, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_on_gpu(rows: int, width: int, post: int, following: int, dtype: torch.dtype, seed: int) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    _compare(rows, width, post, following, dtype, torch.device("cuda"))
+
+
+def _compare(rows: int, width: int, post: int, following: int, dtype: torch.dtype, device: torch.device) -> None:
+    y, stream = (torch.randn(rows, width).to(dtype) for _ in range(2))
+    weights = [1 + torch.randn(width) / 8 if wanted else None for wanted in (post, following)]
+    results = []
+    for run, place in ((residual_norm_reference, torch.device("cpu")), (residual_norm, device)):
+        mine, out = stream.to(place, copy=True), torch.full((rows, width), torch.nan, dtype=dtype, device=place)
+        post_weight, next_weight = (None if weight is None else weight.to(place) for weight in weights)
+        run(y.to(place), post_weight, mine, 0.7, next_weight, out, 1e-5)
+        results.append((mine.cpu().double(), out.cpu().double()))
+    for ours, theirs in zip(results[1], results[0], strict=True):
+        assert (ours - theirs).norm() <= 2 * torch.finfo(dtype).eps * theirs.norm()
+
+
+def test_embedding(seed: int) -> None:
+    table, ids, weight = torch.randn(11, 6), torch.tensor([3, 0, 10]), torch.randn(6)
+    stream, out, parts = torch.full((3, 6), torch.nan), torch.full((3, 6), torch.nan), torch.full((4, 3), torch.nan)
+    embed_rows(ids, table, out, Residual(stream, weight, RowSquares(parts, 6, 0.0), scale=1.5))
+    assert torch.equal(stream, table[ids] * 1.5) and torch.equal(out, stream * weight)
+    torch.testing.assert_close(parts.sum(0), stream.square().sum(1))
