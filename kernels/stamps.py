@@ -1,0 +1,54 @@
+"""When the ops of a step began, written by the device itself: a captured step tells its times without events and without a wait."""
+# No `from __future__ import annotations` here: Triton reads the annotations of kernels.
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .triton_compat import HAS_TRITON, tl, triton
+
+Stamp = tuple[Tensor, int]
+"""int64 nanoseconds of the device's clock, and the place that a kernel writes when its program 0 begins"""
+
+
+class Stamps:
+    """The places of a step's stamps in the order in which its ops run; every pass over the step asks for the same ones.
+
+    An op lasts until the next stamp, so the parts sum to the whole between the first and the last.
+    """
+
+    def __init__(self, times: Tensor | None) -> None:
+        """`times`: [places] int64 on the device; None where nothing is timed."""
+        self._times = times if times is not None and times.is_cuda and HAS_TRITON else None
+        self._ops: list[str] = []
+        self._next = 0
+
+    def begin(self) -> None:
+        """A pass over the step begins."""
+        self._next = 0
+
+    def at(self, op: str) -> Stamp | None:
+        """For the kernel with which `op` begins."""
+        if self._times is None:
+            return None
+        if self._next == len(self._ops):
+            self._ops.append(op)
+        self._next += 1
+        return self._times, self._next - 1
+
+    def mark(self, op: str) -> None:
+        """`op` begins here, with something that cannot write a stamp: a kernel of one program does."""
+        if (stamp := self.at(op)) is not None:
+            _write[(1,)](stamp[0], stamp[1], num_warps=1)
+
+    def sums(self, times: np.ndarray, ops: Sequence[str]) -> np.ndarray:
+        """Milliseconds of each of `ops` [ops] float64, from the stamps of one step [places] int64. Other names begin what is left out."""
+        numbers = np.array([ops.index(op) if op in ops else len(ops) for op in self._ops[:-1]])
+        lasted = np.diff(times[: len(self._ops)]) / 1e6
+        return np.bincount(numbers, lasted, len(ops) + 1)[: len(ops)]
+
+
+@triton.jit
+def _write(times, place):
+    tl.store(times + place, tl.extra.cuda.globaltimer())
