@@ -12,6 +12,7 @@ from fake_engine import adapter, model, stats
 
 from lora_bench.engine import protocol as p
 from lora_bench.workbench.keys import KEYS
+from lora_bench.workbench.screens import compare
 from lora_bench.workbench.screens.bench import BenchScreen
 from lora_bench.workbench.screens.compare import CompareScreen
 from lora_bench.workbench.screens.sweep import SweepScreen
@@ -131,6 +132,63 @@ async def test_a_score_that_fails_is_said_where_the_figures_would_be() -> None:
         await pilot.press("tab", "k")
         await settled(pilot)
         assert "no figures: memory ran out" in screen_text(app) and not app.screen.query_one(TokenView).display
+
+
+async def test_figures_are_stopped_by_esc_or_by_another_prompt_and_the_replies_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "JUST_ENDED_S", 0.0)
+    app = bench_app(A, B, A, B, A, B)
+    async with running(app) as pilot:
+        app.engine._do_Score = lambda command: None  # it takes long
+        await pilot.press("f3")
+        await say(pilot, "one")
+        assert "esc Stop" in screen_text(app).splitlines()[-1] and "KL is being computed" in screen_text(app)
+        await pilot.press("escape")
+        await settled(pilot)
+        (first,) = app.engine.of(p.Score)
+        assert app.engine.of(p.CancelScore) == [p.CancelScore(first.score_id)] and isinstance(app.screen, CompareScreen)
+        app.engine.emit(p.ScoreFailed(first.score_id, "the reading of the text was stopped", cancelled=True))
+        await settled(pilot)
+        shown = screen_text(app)
+        assert "no figures: stopped before they were computed: ask again" in shown and "seas" in shown
+        assert "esc Back" in shown.splitlines()[-1] and not app.engine.of(p.Abort)
+        await say(pilot, "two")
+        await say(pilot, "three")
+        second, third = app.engine.of(p.Score)[1:]
+        assert app.engine.of(p.CancelScore)[1:] == [p.CancelScore(second.score_id)]
+        app.engine.emit(p.ScoreFailed(second.score_id, "the reading of the text was stopped", cancelled=True))
+        await pilot.press("f3")
+        await settled(pilot)
+        assert isinstance(app.screen, BenchScreen) and compare_of(app).run.score_id == third.score_id and compare_of(app).run.scoring
+        assert len(app.engine.of(p.CancelScore)) == 2, "they go on while the chat is on the screen"
+        await pilot.press("f3")
+        await settled(pilot)
+        await pilot.press("ctrl+c")
+        await settled(pilot)
+        assert app.engine.of(p.CancelScore)[2:] == [p.CancelScore(third.score_id)]
+        del app.engine._do_Score
+        app.engine._do_Score(third)  # it was ready before the engine heard of it
+        await settled(pilot)
+        assert compare_of(app).run.scored and not compare_of(app).run.score_failed
+
+
+async def test_esc_right_after_the_replies_or_over_the_columns_leaves_the_figures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "JUST_ENDED_S", 60.0)
+    app = bench_app()
+    async with running(app) as pilot:
+        app.engine._do_Score = lambda command: None
+        await pilot.press("f3")
+        await say(pilot, "one")
+        numbers = [row.request_id for row in compare_of(app).run.rows]
+        app.engine.emit(*(p.RequestStarted(number, 31) for number in numbers))
+        await settled(pilot)
+        app.engine.emit(*(p.RequestFinished(number, "stop", stats(1), (1,)) for number in numbers))
+        await settled(pilot)
+        await pilot.press("escape")
+        await settled(pilot)
+        monkeypatch.setattr(compare, "JUST_ENDED_S", 0.0)
+        await pilot.press("tab", "m", "escape")
+        await settled(pilot)
+        assert isinstance(app.screen, CompareScreen) and compare_of(app).run.scoring and not app.engine.of(p.CancelScore)
 
 
 ACTING = "[/x][bold]B $x \x1b]2;PWNED\x1b\\ \x9b2J \u202egnp\u202c\rb\x08 \ud800\n\n"

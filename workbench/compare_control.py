@@ -104,6 +104,7 @@ class CompareControl:
         order = list(range(len(columns)))
         if compare.blind:
             self._rng.shuffle(order)
+        self._give_up(compare.run)
         compare.run = self._start(self._prompt(text, system), text, columns, sampling, order)
         compare.run.blind = compare.run.hidden = compare.blind
         if not compare.blind and len({column.mix for column in columns}) == 1:
@@ -127,6 +128,7 @@ class CompareControl:
         columns = sweep_columns(name, found, others)
         if self._cannot(columns):
             return self.compare.hint
+        self._give_up(self.compare.sweep)
         self.compare.sweep = self._start(self._prompt(text, system), text, columns, sampling, range(len(columns)))
         self.compare.sweep.swept = name
         return ""
@@ -140,7 +142,7 @@ class CompareControl:
             compare.hint = "the engine is gone: Ctrl+E starts it again"
         elif not state.model or state.engine == "loading":
             compare.hint = "there is no model yet: the prompt stays here until it is loaded"
-        elif any(run.active for run in compare.runs):
+        elif compare.active:
             compare.too_early("replies are being written: Esc stops them")
         elif missing:
             label, name = missing[0]
@@ -160,11 +162,20 @@ class CompareControl:
         return run
 
     def stop(self) -> bool:
-        """Stop what is being written; False when nothing is."""
+        """Stop the replies that are being written; without any, the figures that are being computed; False when there is neither."""
         active = [row for run in self.compare.runs for row in run.rows if row.active]
         for row in active:
             self._send(p.Abort(row.request_id))
-        return bool(active)
+        scoring = [] if active else [run for run in self.compare.runs if run.scoring]
+        for run in scoring:
+            self._give_up(run)
+        return bool(active or scoring)
+
+    def _give_up(self, run: Run | None) -> None:
+        """Nobody waits for the figures of `run` any more."""
+        if run is not None and run.scoring:
+            self._send(p.CancelScore(run.score_id))
+            run.score_failed = "stopped before they were computed: ask again"
 
     def _differ(self, first: Column, second: Column) -> bool:
         return side_of(first.mix, self.state.adapters) != side_of(second.mix, self.state.adapters)
@@ -227,7 +238,7 @@ class CompareControl:
                 for run in self.compare.runs:
                     if (row := next((row for row in run.rows if row.request_id == number), None)) is not None:
                         self._happened(run, row, event)
-        self.state.comparing = any(run.active for run in self.compare.runs)
+        self.state.comparing = self.compare.active
 
     def _happened(self, run: Run, row: Row, event: p.Event) -> None:
         if isinstance(event, p.RequestStarted) and row.cache is None:
@@ -261,11 +272,11 @@ class CompareControl:
             return
         self.compare.arrived()
         if isinstance(event, p.ScoreFailed):
-            run.score_failed = event.message
+            run.score_failed = run.score_failed or event.message
         elif outdated := run.outdated(self.state.adapters):
             run.score_failed = f"{outdated} was read again while they were computed: ask again"
         else:
-            run.scored = event
+            run.scored, run.score_failed = event, ""
 
     def _lost(self, why: str) -> None:
         for run in self.compare.runs:

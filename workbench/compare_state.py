@@ -54,6 +54,11 @@ class Run:
         return bool(self.score_id) and self.scored is None and not self.score_failed
 
     @property
+    def busy(self) -> bool:
+        """Whether there is something to stop: replies, or figures that are being computed."""
+        return self.active or self.scoring
+
+    @property
     def whole(self) -> bool:
         """Whether every row came to an end of its own or of the person's."""
         return all(row.phase == "done" for row in self.rows)
@@ -110,6 +115,11 @@ class CompareState:
     @property
     def runs(self) -> list[Run]:
         return [run for run in (self.run, self.sweep) if run]
+
+    @property
+    def active(self) -> bool:
+        """Whether replies are being written."""
+        return any(run.active for run in self.runs)
 
     def lane(self, label: str) -> Lane | None:
         return next((lane for lane in self.lanes if lane.label == label), None)

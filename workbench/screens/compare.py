@@ -53,8 +53,9 @@ class CompareScreen(SteadySize, Screen):
         self._control = control
         self._comparing = control.comparing
         self._comparing.open()
-        self._busy = self._hidden = False
+        self._writing = False
         self._ended_at = 0.0
+        self._keys_told = (False, False)
 
     def compose(self) -> ComposeResult:
         yield Static("terminal too small to compare: at least 20×10", id="too-small", markup=False)
@@ -134,16 +135,31 @@ class CompareScreen(SteadySize, Screen):
 
     def _show_busy(self) -> None:
         """What Esc does, and which keys mean something, in the footer."""
-        busy, run = self._control.state.comparing, self._comparing.compare.run
-        if (hidden := bool(run and run.hidden)) != self._hidden:
-            self._hidden = hidden
+        if (writing := self._control.state.comparing) != self._writing:
+            self._writing, self._ended_at = writing, 0.0 if writing else monotonic()
+        if (told := (self._hidden, self._stops)) != self._keys_told:
+            self._keys_told = told
             self.refresh_bindings()
-        if busy != self._busy:
-            self._busy, self._ended_at = busy, 0.0 if busy else monotonic()
-            self.refresh_bindings()
-        elif self._ended_at and monotonic() - self._ended_at > JUST_ENDED_S:
-            self._ended_at = 0.0
-            self.refresh_bindings()
+
+    @property
+    def _hidden(self) -> bool:
+        run = self._comparing.compare.run
+        return bool(run and run.hidden)
+
+    @property
+    def _just_ended(self) -> bool:
+        return monotonic() - self._ended_at < JUST_ENDED_S
+
+    @property
+    def _over(self) -> bool:
+        """Whether the mix or the tokens lie over the columns."""
+        return self.query_one(TokenView).display or self.query_one(MixEditor).display
+
+    @property
+    def _stops(self) -> bool:
+        """Whether Esc stops something: figures only where it has nothing to close."""
+        compare = self._comparing.compare
+        return compare.active or self._just_ended or not self._over and any(run.scoring for run in compare.runs)
 
     @on(Columns.Changed)
     @on(MixEditor.Changed)
@@ -309,8 +325,7 @@ class CompareScreen(SteadySize, Screen):
             return False
         if action not in ("stop", "close_view", "back") or not self.is_mounted or not self.query(MixEditor):
             return True
-        stops = self._control.state.comparing or monotonic() - self._ended_at < JUST_ENDED_S
-        over = self.query_one(TokenView).display or self.query_one(MixEditor).display
+        stops, over = self._stops, self._over
         return {"stop": stops, "close_view": not stops and over}.get(action, not stops and not over)
 
     def footer_tells(self, action: str) -> bool:
@@ -320,7 +335,8 @@ class CompareScreen(SteadySize, Screen):
         return not action.startswith("want" if self._hidden else "vote")
 
     def action_stop(self) -> None:
-        self._comparing.stop()
+        if self._comparing.compare.active or not self._just_ended:  # else it was meant for the replies: their figures may come
+            self._comparing.stop()
 
     def action_back(self) -> None:
         text = self.query_one(Prompt).text

@@ -145,7 +145,7 @@ class SweepScreen(SteadySize, Screen):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
         if action not in ("stop", "back"):
             return True
-        return self._run.active == (action == "stop")
+        return self._run.busy == (action == "stop")
 
     def action_stop(self) -> None:
         self.stop_here()
