@@ -14,6 +14,7 @@ import pytest
 from lora_bench.engine.protocol import Chat, Message, RawText, TokenIds
 from lora_bench.workbench import prompts_file
 from lora_bench.workbench.arguments import UsageError
+from lora_bench.workbench.backends import local
 from lora_bench.workbench.charts import column_chart
 from lora_bench.workbench.cli import main
 from lora_bench.workbench.prompts_file import read_prompts
@@ -98,6 +99,36 @@ def test_a_sweep_begins_at_zero_and_takes_the_lines_of_a_report_as_prompts(
 def test_what_cannot_be_compared_ends_with_3(tiny_gguf: Callable, adapter_folder: Callable) -> None:
     done = run("compare", str(tiny_gguf()), "--a", str(adapter_folder("bad", use_qalora=True)), "-p", "x", "--json")
     assert done.returncode == 3 and "use_qalora" in done.stderr and json.loads(done.stdout)["exit_code"] == 3
+
+
+INTERRUPTED = """
+import os, signal, time
+from lora_bench.engine import __main__, scores
+told = []
+
+def advance(self):
+    time.sleep(0.01)
+    if not told:
+        told.append(os.kill(os.getppid(), signal.SIGINT))
+
+scores.Scores.advance = advance
+__main__.main()
+"""
+
+
+def test_ctrl_c_while_figures_are_computed_leaves_the_replies(
+    tiny_talker: Callable, adapter_folder: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(local, "_ENGINE", [sys.executable, "-P", "-c", INTERRUPTED])
+    lines, report, prompts = tmp_path / "out.jsonl", tmp_path / "out.md", tmp_path / "prompts.jsonl"
+    prompts.write_text('"he"\n"the"\n')
+    assert main(["compare", str(tiny_talker()), "--a", str(adapter_folder("one")), "-f", str(prompts), "--max-tokens", "4",
+                 "-o", str(lines), "--md", str(report)]) == 130
+    out, err = capfd.readouterr()
+    (data,) = map(json.loads, lines.read_text().splitlines())
+    texts = [column["text"] for column in data["columns"]]
+    assert data["scored"] is None and data["score_failed"] == "interrupted" and all(texts)
+    assert "not scored: interrupted" in err and all(text.strip() in out and text.strip() in report.read_text() for text in texts)
 
 
 # -- words -------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..engine import protocol as p
 from .arguments import AdapterArgument
@@ -11,7 +11,7 @@ from .comparison_command import compare_command, sweep_command
 from .comparison_text import round_text, suite_lines
 from .engine_run import EngineRun, engine_run
 from .reports import Places, Reports
-from .rounds import ask_round
+from .rounds import ask_round, score_round
 from .sweep_text import sweep_lines, sweep_text
 
 
@@ -55,11 +55,20 @@ def sweep(asked: Asked, turned: AdapterArgument, scales: Sequence[float], beside
 def _run(engine: EngineRun, asked: Asked, reports: Reports, mixes: Sequence[p.Mix]) -> int:
     for number, prompt in enumerate(asked.prompts):
         what = f"prompt {number + 1} of {len(asked.prompts)}" if len(asked.prompts) > 1 else "asking"
-        round = ask_round(engine, reports.setup, prompt, number, mixes, what)
-        engine.warn(*_problems(reports.setup, round))
-        reports.add(round)
+        round = ask_round(engine, reports.setup, prompt, number, what)
+        try:
+            round = score_round(engine, round, mixes, number, what)
+        except KeyboardInterrupt:
+            _report(engine, reports, replace(round, score_failed="interrupted"))
+            raise
+        _report(engine, reports, round)
     engine.progress.clear()
     return reports.close()
+
+
+def _report(engine: EngineRun, reports: Reports, round: Round) -> None:
+    engine.warn(*_problems(reports.setup, round))
+    reports.add(round)
 
 
 def _problems(setup: Setup, round: Round) -> list[str]:

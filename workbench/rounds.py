@@ -2,18 +2,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..engine import protocol as p
 from . import exit_codes
-from .comparison import Reply, Round, Setup
+from .comparison import Round, Setup
 from .comparison_row import Row
 from .engine_run import EngineRun
 from .exit_codes import Failed
 from .text import counted
 
 
-def ask_round(engine: EngineRun, setup: Setup, prompt: p.Prompt, number: int, mixes: Sequence[p.Mix], what: str) -> Round:
-    """The replies of all columns to `prompt`, and the first one's text under `mixes`, those of the columns first.
+def ask_round(engine: EngineRun, setup: Setup, prompt: p.Prompt, number: int, what: str) -> Round:
+    """The replies of all columns to `prompt`, without figures.
 
     `number` counts the rounds of this engine from 0. What goes wrong with a reply stands in it; Failed is raised when the engine is gone,
     and when memory ran out.
@@ -31,8 +32,25 @@ def ask_round(engine: EngineRun, setup: Setup, prompt: p.Prompt, number: int, mi
     replies = tuple(row.reply for row in rows.values())
     for activations in dict.fromkeys(reply.activations for reply in replies):
         engine.warn_of_silent(activations, setup.adapters, "this prompt")
-    scored, why_not = _score(engine, prompt, replies[0], mixes, number, what)
-    return Round(prompt, replies, scored, why_not)
+    return Round(prompt, replies)
+
+
+def score_round(engine: EngineRun, round: Round, mixes: Sequence[p.Mix], number: int, what: str) -> Round:
+    """The round with the figures of its first reply's text under `mixes`, those of the columns first, or with why there are none."""
+    first = round.replies[0]
+    if first.failed:
+        return round
+    if not first.ids:
+        return replace(round, score_failed="the first reply holds no token")
+    engine.progress.show(f"{what}: reading the first reply under every mix")
+    engine.send(p.Score(number, round.prompt, first.ids, tuple(mixes)))
+    for event in engine.events():
+        match event:
+            case p.Scored():
+                return replace(round, scored=event)
+            case p.ScoreFailed():
+                return replace(round, score_failed=event.message)
+    raise AssertionError("the events never end")
 
 
 def _take(engine: EngineRun, rows: dict[int, Row], event: p.Event, said: set[str]) -> None:
@@ -45,20 +63,3 @@ def _take(engine: EngineRun, rows: dict[int, Row], event: p.Event, said: set[str
     if isinstance(event, p.RequestQueued) and event.because not in said:
         said.add(event.because)
         engine.warn(f"waiting: {event.because}")
-
-
-def _score(
-    engine: EngineRun, prompt: p.Prompt, first: Reply, mixes: Sequence[p.Mix], number: int, what: str,
-) -> tuple[p.Scored | None, str]:
-    """(the figures or None, why not)."""
-    if first.failed or not first.ids:
-        return None, "" if first.failed else "the first reply holds no token"
-    engine.progress.show(f"{what}: reading the first reply under every mix")
-    engine.send(p.Score(number, prompt, first.ids, tuple(mixes)))
-    for event in engine.events():
-        match event:
-            case p.Scored():
-                return event, ""
-            case p.ScoreFailed():
-                return None, event.message
-    raise AssertionError("the events never end")
