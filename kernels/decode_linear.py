@@ -4,6 +4,7 @@ A norm before a linear is not an op of its own: whoever makes the residual strea
 linear multiplies its result by 1 / rms(x).
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .rank_pages import RankRows, rank_delta
+from .decode_linear_triton import linear_kernel
+from .rank_pages import MAX_PAGES, RankRows, rank_delta
+from .tiles import linear_tile, rank_tile_pages
+from .triton_compat import runs_triton
 
 Glu = Literal["", "silu", "gelu_tanh"]
 MAX_ROWS = 64
@@ -42,31 +46,119 @@ class Residual:
     """of what is added"""
 
 
-def decode_linear_reference(
+@dataclass(frozen=True, slots=True)
+class LinearWork:
+    """Scratch of one linear with rank rows."""
+
+    counters: Tensor
+    """int32, zero when a step begins: tiles of H that are done, then the parts of each"""
+    h: Tensor
+    """H [slices, rows, MAX_PAGES * 16]; every linear of a step writes it anew, as `partials`"""
+    partials: Tensor
+
+
+class DecodeWork:
+    """Scratch of all linears of a step of `rows` rows; `linears` names their d_in and slices in the order of the step."""
+
+    def __init__(self, rows: int, linears: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> None:
+        row_tile, tiles = _row_tiles(rows)
+        places = tiles * MAX_PAGES * max(slices for _, slices in linears)
+        self._counters = torch.zeros(len(linears), 1 + places, dtype=torch.int32, device=device)
+        self._h = torch.empty(places * row_tile * 16, dtype=dtype, device=device)
+        parts = max(slices * -(-d_in // linear_tile(d_in, d_in, False, dtype.itemsize, rows).rank_depth) for d_in, slices in linears)
+        self._partials = torch.empty(tiles * MAX_PAGES * parts * row_tile * 16, dtype=torch.float32, device=device)
+
+    def begin(self) -> None:
+        """Once a step, before its first linear; part of its graph. A step that ended early leaves nothing behind."""
+        self._counters.zero_()
+
+    def lane(self, index: int) -> LinearWork:
+        """Of the linear at `index` in the step."""
+        return LinearWork(self._counters[index], self._h, self._partials)
+
+
+def decode_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, norm: RowSquares | None = None, glu: Glu = "",
-    residual: Residual | None = None, rank: RankRows | None = None,
+    residual: Residual | None = None, rank: RankRows | None = None, work: LinearWork | None = None,
+    stamp: tuple[Tensor, int] | None = None,
 ) -> None:
     """Semantics: y = (x W^T + rank_delta(x)) / rms + bias;  with `glu` out = act(y[:, :n/2]) * y[:, n/2:];  with `residual`
     stream += scale * y, out = stream * next_weight, squares of the stream;  else out = y.
 
     x [rows, d_in], rows <= MAX_ROWS; weight [n, d_in]; bias [n]; out [rows, n], or [rows, n/2] with `glu`. All of one dtype, sums in
     fp32. 1 / rms = rsqrt(sum(norm.parts) / norm.width + eps), 1 without `norm`. A row does not depend on the other rows.
+
+    As a kernel: `work` with `rank`; residual.squares has at least `square_parts(d_in, n, dtype)` parts. A row's bits do not depend on how
+    many rows there are, nor on the pages that do not act on it; without active pages they are those without `rank`. x * norm_weight is not
+    divided by rms before it is multiplied: fp16, which that may overflow, takes `residual_norm` and no `norm`. `stamp`: an int64 tensor and
+    the place in it where the kernel stores the device's clock, in ns, when it begins.
     """
-    y = x.float() @ weight.float().T
+    if runs_triton(x):
+        _launch(x, weight, bias, out, norm, glu, residual, rank, work, stamp)
+    else:
+        decode_linear_reference(x, weight, bias, out, norm=norm, glu=glu, residual=residual, rank=rank)
+
+
+def square_parts(d_in: int, d_out: int, dtype: torch.dtype) -> int:
+    """How many sums of squares a linear with `residual` writes for a row."""
+    return -(-d_out // linear_tile(d_in, d_out, False, dtype.itemsize, 1).columns)
+
+
+def decode_linear_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, norm: RowSquares | None = None, glu: Glu = "",
+    residual: Residual | None = None, rank: RankRows | None = None,
+) -> None:
+    """`decode_linear` in plain torch; all in float64 where x is."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = x.to(wide) @ weight.to(wide).T
     if rank is not None:
         y += rank_delta(x, rank)
     if norm is not None:
         y *= torch.rsqrt(norm.parts.sum(0)[: x.shape[0], None] / norm.width + norm.eps)
     if bias is not None:
-        y += bias.float()
+        y += bias.to(wide)
     if glu:
         gate, up = y.chunk(2, -1)
         y = (F.silu(gate) if glu == "silu" else F.gelu(gate, approximate="tanh")) * up
     if residual is None:
         out.copy_(y)
         return
-    stream = residual.stream.float() + residual.scale * y
+    stream = residual.stream.to(wide) + residual.scale * y
     residual.stream.copy_(stream)
-    out.copy_(stream * residual.next_weight.float())
+    out.copy_(stream * residual.next_weight.to(wide))
     residual.squares.parts.zero_()
     residual.squares.parts[0, : x.shape[0]] = stream.square().sum(1)
+
+
+def _row_tiles(rows: int) -> tuple[int, int]:
+    """Rows of a program, and how many programs share them."""
+    return (16, 1) if rows <= 16 else (32, -(-rows // 32))
+
+
+def _launch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: RowSquares | None, glu: Glu, residual: Residual | None,
+    rank: RankRows | None, work: LinearWork | None, stamp: tuple[Tensor, int] | None,
+) -> None:
+    rows, d_in = x.shape
+    d_out = weight.shape[0]
+    tile = linear_tile(d_in, d_out, bool(glu), x.element_size(), rows)
+    row_tile, row_tiles = _row_tiles(rows)
+    ends = (d_out // 2,) if glu else (d_out,) if rank is None else rank.pool.ends
+    tiles = sum(-(-(end - start) // tile.columns) for start, end in zip((0, *ends), ends, strict=False))
+    squares = residual.squares if residual else None
+    parts = norm or squares
+    pool = rank.pool if rank else None
+    programs = tile.rank_programs if rank else 0
+    linear_kernel[(programs + tiles * row_tiles,)](
+        x, weight, bias, out, norm and norm.parts, residual and residual.stream, residual and residual.next_weight,
+        squares and squares.parts, pool and pool.a[:, rank.layer], pool and pool.b[:, rank.layer], rank and rank.pages,
+        rank and rank.weights, work and work.h, work and work.partials, work and work.counters, stamp and stamp[0][stamp[1] :],
+        rows, x.stride(0), out.stride(0), parts.parts.stride(0) if parts else 0, rank.weights.stride(0) if rank else 0,
+        pool.a.stride(0) if pool else 0, pool.b.stride(0) if pool else 0, norm.width if norm else 1, norm.eps if norm else 0.0,
+        residual.scale if residual else 1.0,
+        D_IN=d_in, E0=ends[0], E1=ends[min(1, len(ends) - 1)], E2=ends[-1], SLICES=pool.slices if pool else 1, GLU=glu,
+        BM=row_tile, ROW_TILES=row_tiles, BN=tile.columns, BK=tile.depth, STAGES=tile.stages, TILES=tiles,
+        PARTS=norm.parts.shape[0] if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
+        DEPTH=tile.rank_depth, STEP=tile.rank_step, PAGES=rank_tile_pages(rows), PROGRAMS=programs,
+        CHUNK=tile.rank_chunk, MEET=tile.meet, MAX_PAGES=MAX_PAGES, num_warps=tile.warps,
+    )

@@ -48,16 +48,17 @@ class RankRows:
 def rank_delta(x: Tensor, rank: RankRows) -> Tensor:
     """Semantics: y[t, o] = sum over active pages i and their rows r of b[i, o, r] * w[t, i] * sum_d a[i, s(o), r, d] x[t, d].
 
-    x [rows, d_in]; y [rows, d_out] fp32, products and sums in fp32; s(o) is the slice of output o, w the weight of the page's adapter.
+    x [rows, d_in]; y [rows, d_out] fp32, products and sums in fp32 (float64 where x is); s(o) is the slice of output o, w the weight of
+    the page's adapter.
     """
-    count = int(rank.pages[0])
-    pool, layer, first = rank.pool, rank.layer, 0
-    y = torch.zeros(x.shape[0], pool.ends[-1], device=x.device)
+    count, wide = int(rank.pages[0]), torch.promote_types(x.dtype, torch.float32)
+    pool, layer, x = rank.pool, rank.layer, x.to(wide)
+    y = torch.zeros(x.shape[0], pool.ends[-1], dtype=wide, device=x.device)
     for place in range(1, 1 + count):
         page, column = int(rank.pages[place]), int(rank.pages[place + MAX_PAGES])
-        weight, first = rank.weights[:, column, None].float(), 0
+        weight, first = rank.weights[:, column, None].to(wide), 0
         for index, end in enumerate(pool.ends):
-            h = (x.float() @ pool.a[page, layer, index].float().T) * weight
-            y[:, first:end] += h @ pool.b[page, layer, first:end].float().T
+            h = (x @ pool.a[page, layer, index].to(wide).T) * weight
+            y[:, first:end] += h @ pool.b[page, layer, first:end].to(wide).T
             first = end
     return y
