@@ -129,6 +129,10 @@ def _bits(form: Form, sizes: tuple[int, ...]) -> None:
     assert all(map(torch.equal, before, form.run(*given, form.rank_rows(mixes))))
 
 
+def _name(form: dict) -> str:
+    return f"{form['d_in']}-{form['ends'][-1]}"
+
+
 def test_interpreted() -> None:
     run_interpreted(__file__)
 
@@ -176,7 +180,7 @@ LARGE = [
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("form", LARGE, ids=lambda form: f"{form['d_in']}-{form['ends'][-1]}")
+@pytest.mark.parametrize("form", LARGE, ids=_name)
 def test_large(form: dict, dtype: torch.dtype, seed: int) -> None:
     for rows in (5, 40):
         _check(Form(dtype=dtype, **form), rows)
@@ -185,7 +189,7 @@ def test_large(form: dict, dtype: torch.dtype, seed: int) -> None:
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("form", [LARGE[index] for index in (0, 1, 5, 6, 7, 8, 9, 10, 11, 15)], ids=lambda form: f"{form['d_in']}-{form['ends'][-1]}")
+@pytest.mark.parametrize("form", [LARGE[index] for index in (0, 1, 5, 6, 7, 8, 9, 10, 11, 15)], ids=_name)
 def test_bits(form: dict, dtype: torch.dtype, seed: int) -> None:
     _bits(Form(dtype=dtype, **{**form, "ranks": (16, 8, 40, 64, 16, 16)}), (2, 15, 17, 33, 64))
 
