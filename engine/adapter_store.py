@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 
 from .adapter_read import Progress, ReadAdapter, differences, read_adapter
 from .adapter_records import Record, Records
+from .adapter_users import AdapterUsers
 from .adapters.adapter import Adapter
 from .adapters.describe import CHANGES_NOTHING
 from .adapters.errors import AdapterError
@@ -76,12 +76,7 @@ class AdapterStore:
         self._tiers = Tiers(decoder, slots, host_bytes, emit)
         self._host, self._pool = self._tiers.host, self._tiers.pool
         self._fetches = Fetches(self._tiers, self._records, decoder.facts, wake)
-        self._queued: dict[int, frozenset[str]] = {}
-        """what waiting requests will need"""
-        self._kept: dict[int, dict[str, str]] = {}
-        """running request -> name -> what its content is called since that name was reloaded"""
-        self._before: dict[int, frozenset[str]] = {}
-        """what requests held before a change that may be taken back"""
+        self._users = AdapterUsers(self._records, self._pool)
         self._lock = RLock()
 
     # -- commands ----------------------------------------------------------------------------------
@@ -128,7 +123,7 @@ class AdapterStore:
         with self._lock:
             record = self._records.known(name)
             if record.leaving:
-                raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {requests_text(self._users(name))}; "
+                raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {requests_text(self._users.of(name))}; "
                                    "load it again after that")
             old, adapter = record.info, self._named(read.adapter, name)
             adapter = Adapter(kept_invocation(adapter.info, old, record.own_invocation), adapter.weights)
@@ -147,8 +142,8 @@ class AdapterStore:
         with self._lock:
             record = self._records.known(name)
             if record.leaving:
-                raise AdapterError(f"adapter {name!r} is already being unloaded; it waits for {requests_text(self._users(name))}")
-            if users := self._users(name):
+                raise AdapterError(f"adapter {name!r} is already being unloaded; it waits for {requests_text(self._users.of(name))}")
+            if users := self._users.of(name):
                 record.leaving = True
                 self._emit(AdapterUnloading(name, users))
             else:
@@ -202,12 +197,7 @@ class AdapterStore:
 
         Raises AdapterError for one that is not loaded or is being unloaded.
         """
-        with self._lock:
-            wanted = frozenset(names)
-            for name in wanted:
-                self._check_stays(name, user)
-            self._queued[user] = wanted
-            self._finish_unloads()
+        self.exchange({}, {user: list(names)}, "")
 
     def acquire(self, names: Iterable[str], user: int | None, because: str) -> None:
         """Give every adapter of `names` a slot and hold them for the request `user` in place of what it held before.
@@ -215,41 +205,33 @@ class AdapterStore:
         `user` None gives slots and holds nothing (a standing mix). `because` completes "needed a slot for ...".
         Raises MixTooLarge, SlotsBusy (try later) or AdapterError.
         """
+        wanted = list(dict.fromkeys(names))
+        if user is not None:
+            self.exchange({user: wanted}, {}, because)
+            return
         with self._lock:
-            wanted = list(dict.fromkeys(names))
-            for name in wanted:
-                self._check_stays(name, user)
-            self._tiers.give_slots(wanted, user, because, self._fetches.again)
-            if user is not None:
-                self._queued.pop(user, None)
+            self._users.check_stays({None: wanted})
+            self._tiers.give_slots(wanted, {}, because, self._fetches.again)
+
+    def exchange(self, held: Mapping[int, Sequence[str]], expected: Mapping[int, Sequence[str]], because: str) -> None:
+        """`acquire` for the users of `held` (names by user) and `expect` for those of `expected`, or nothing of it. Raises as they do."""
+        with self._lock:
+            self._users.check_stays({**held, **expected})
+            if held:
+                self._tiers.give_slots(list(dict.fromkeys(chain(*held.values()))), held, because, self._fetches.again)
+            self._users.begun(held)
+            for user, names in expected.items():
+                self._users.expect(user, names)
             self._finish_unloads()
-
-    def acquire_together(self, wanted: Mapping[int, Sequence[str]], because: str) -> None:
-        """`acquire` for every user of `wanted` (names by user), or for none of them. Raises as that does."""
-        with self._lock:
-            for user, names in wanted.items():
-                for name in names:
-                    self._check_stays(name, user)
-            if len(wanted) > 1:
-                self._tiers.give_slots(list(dict.fromkeys(chain(*wanted.values()))), None, because, self._fetches.again)
-            for user, names in wanted.items():
-                self.acquire(names, user, because)
-
-    @contextmanager
-    def revocable(self, users: Iterable[int]) -> Iterator[None]:
-        """Until the end of the block the requests `users` can take again what they hold or wait for now: no unload of it ends."""
-        with self._lock:
-            self._before = {user: self._pool.held(user) | self._queued.get(user, frozenset()) for user in users}
-            try:
-                yield
-            finally:
-                self._before = {}
-                self._finish_unloads()
 
     def wait_again(self, user: int) -> None:
         """The request `user` waits and holds nothing any more; it will need what it held."""
         with self._lock:
-            self._queued[user] = self._pool.release(user)
+            self._users.wait_again(user)
+
+    def held(self, user: int) -> frozenset[str]:
+        """What the running request `user` holds."""
+        return self._pool.held(user)
 
     def lacking(self, names: Iterable[str]) -> list[str]:
         """Those of `names` that must be read from disk, beside the loop, before they can have slots."""
@@ -277,9 +259,7 @@ class AdapterStore:
     def release(self, user: int) -> None:
         """The request `user` is over: its adapters may be evicted, and those being unloaded go if nobody else needs them."""
         with self._lock:
-            self._queued.pop(user, None)
-            self._kept.pop(user, None)
-            self._pool.release(user)
+            self._users.over(user)
             self._finish_unloads()
 
     def routing(self, names: Iterable[str]) -> Routing | None:
@@ -294,7 +274,7 @@ class AdapterStore:
 
     def infos_for(self, user: int | None) -> Mapping[str, AdapterInfo]:
         """`infos` as the request `user` has them: a name that was reloaded while it ran means the old content, by its name now."""
-        return {**self.infos, **{name: self._records[kept].info for name, kept in self._kept.get(user, {}).items()}}
+        return self._users.infos(user)
 
     def vocabulary(self, mix: Mix, user: int | None) -> Vocabulary:
         """The tokens of the request `user` (None: of one that is to come) under `mix`.
@@ -330,20 +310,10 @@ class AdapterStore:
         return self._tiers.composed_bytes
 
     # -- inside ------------------------------------------------------------------------------------
-    def _users(self, name: str) -> tuple[int, ...]:
-        """The requests that hold `name`, then those that wait for it, or may want it back."""
-        later = chain(self._queued.items(), self._before.items())
-        return tuple(dict.fromkeys((*self._pool.users(name), *(user for user, names in later if name in names))))
-
-    def _check_stays(self, name: str, user: int | None) -> None:
-        held = user in self._users(name)
-        if not held and self._records.known(name).leaving:
-            raise AdapterError(f"adapter {name!r} is being unloaded; load it again once that is done")
-
     def _already_loaded(self, name: str, read: ReadAdapter) -> AdapterInfo:
         record = self._records[name]
         if record.leaving:
-            raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {requests_text(self._users(name))}; "
+            raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {requests_text(self._users.of(name))}; "
                                "load it again after that")
         if record.source.files == read.source.files:
             record.source, record.file = read.source, ""
@@ -358,27 +328,24 @@ class AdapterStore:
             more = f" and {len(twins) - MOST_TWINS} more" if len(twins) > MOST_TWINS else ""
             notes = (*notes, f"the same content as {', '.join(map(repr, twins[:MOST_TWINS]))}{more}")
         invocation = self.text(info.invocation_tokens) if info.invocation_tokens else ""
-        return Adapter(msgspec.structs.replace(info, notes=notes, invocation=invocation), adapter.weights)
+        return replace(adapter, info=msgspec.structs.replace(info, notes=notes, invocation=invocation))
 
     def _swap(self, name: str, adapter: Adapter, ms: float) -> Swap:
         """All tiers from the old content of `name` to `adapter`; its users keep the old one under another name."""
         self._fetches.drop(name)
         users, kept_as = self._tiers.swap(name, adapter, ms, lambda: self._records.set_aside(name))
-        for user in users:
-            self._kept.setdefault(user, {})[name] = kept_as
+        self._users.keep(users, name, kept_as)
         return Swap(users, kept_as)
 
     def _finish_unloads(self) -> None:
-        for name in [name for name, record in self._records.items() if record.leaving and not self._users(name)]:
+        for name in self._users.leavers():
             self._forget(name)
 
     def _forget(self, name: str) -> None:
         self._fetches.drop(name)
         freed = self._tiers.forget(name)
         gone = self._records.pop(name)
-        for kept in self._kept.values():
-            for old in [old for old, key in kept.items() if key == name]:
-                del kept[old]
+        self._users.forget(name)
         self._emit(AdapterUnloaded(name, freed))
         self._tell_gone(f"adapter {name!r} was unloaded", gone.info.digest)
 

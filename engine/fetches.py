@@ -146,7 +146,7 @@ class Fetches:
 
     def _fill(self, name: str, because: str) -> None:
         try:
-            self._tiers.give_slots([name], None, because, self.again)
+            self._tiers.give_slots([name], {}, because, self.again)
         except Exception as error:
             if not refusal(error):
                 raise

@@ -78,7 +78,7 @@ class GroupSlots:
     def _acquire(self, group: Group) -> str:
         because = requests_text(request.id for request in group.requests)
         try:
-            self._store.acquire_together({request.id: request.history.names for request in group.requests}, because)
+            self._store.exchange({request.id: request.history.names for request in group.requests}, {}, because)
         except MixTooLarge as error:
             raise MixTooLarge(f"{because} run together: {error}" if len(group.requests) > 1 else str(error)) from error
         for request in group.requests:

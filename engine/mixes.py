@@ -1,13 +1,13 @@
 """The mixes of one base: the standing one, and those of requests that wait or run, as they are changed."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from .failures import out_of_memory, refusal, sentence
 from .fetches import Want
 from .late_mixes import LateMixes, acting
-from .live_mix import changed_history, compute_again, give_history, token_mix
+from .live_mix import carry_out, changed_history, compute_again, mix_change, token_mix
 from .loaded import LoadedModel
 from .mix import Awaited, activation_at, check_mix
 from .mix_history import MixHistory
@@ -61,7 +61,7 @@ class Mixes:
             if not request.started and any(use.name == name for use in request.mix.mix):
                 there = tuple(use for use in request.mix.mix if use.name in self._model.store.infos)  # what was off may be unloaded
                 with self._failing(lambda message, memory, request=request: self._fail(request, message, memory)):
-                    give_history(self._model, request, MixHistory.of(token_mix(self._model, there, request)))
+                    carry_out(self._model, [mix_change(self._model, request, MixHistory.of(token_mix(self._model, there, request)))])
         if any(use.name == name for use in self.standing):
             with self._failing(lambda message, _: self._emit(CommandFailed(
                     f"adapter {name!r} was reloaded, but has no slot for the mix that is set: {message}"))):
@@ -83,34 +83,14 @@ class Mixes:
         changed = [request for request in requests if request.mix.mix != mix]
         if mix == self.standing and not changed:
             return
+        changes = [mix_change(model, request, changed_history(request, token_mix(model, mix, request), change == "recompute"))
+                   for request in changed]
         self._give_slots(mix)
-        with model.store.revocable(request.id for request in changed):
-            self._give_histories(changed, mix, change == "recompute")
+        carry_out(model, changes)
         self.standing = mix
         recomputed = {request.id: tokens for request in changed if change == "recompute" and (tokens := compute_again(model, request))}
         activations = {request.id: request.mix.activations for request in changed if request.mix.activations}
         self._emit(MixSet(mix, {request.id: request.new_tokens for request in requests}, activations, recomputed))
-
-    def _give_histories(self, requests: Sequence[Request], mix: Mix, whole: bool) -> None:
-        """`mix` for all of `requests`, or for none when one of them is refused."""
-        done: list[tuple[Request, MixHistory]] = []
-        try:
-            for request in requests:
-                before = request.history
-                give_history(self._model, request, changed_history(request, token_mix(self._model, mix, request), whole))
-                done.append((request, before))
-        except Exception:
-            self._swap_back(done)
-            raise
-
-    def _swap_back(self, done: Sequence[tuple[Request, MixHistory]]) -> None:
-        """After a refusal: what the requests had before. One whose adapters are gone meanwhile fails, in words."""
-        for request, before in reversed(done):
-            try:
-                give_history(self._model, request, before)
-            except Exception as error:
-                self._fail(request, f"its mix was changed, that was refused, and its own cannot be had any more: {sentence(error)}",
-                           out_of_memory(error))
 
     def _give_slots(self, mix: Mix) -> None:
         """Slots for the standing mix at once; with its first request when others hold them all, or an adapter must be read first."""

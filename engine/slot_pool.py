@@ -1,7 +1,7 @@
 """The device's slots: who is in which, who may not be moved, who goes when room is needed."""
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -55,8 +55,8 @@ class SlotPool:
         """The adapters that the running request `user` holds."""
         return self._held.get(user, frozenset())
 
-    def plan(self, names: Sequence[str], user: int | None) -> tuple[list[str], list[str]]:
-        """(names without a slot, adapters that must leave for them). Changes nothing.
+    def plan(self, names: Sequence[str], users: Collection[int]) -> tuple[list[str], list[str]]:
+        """(names without a slot, adapters that must leave for them) where `users` will hold no others. Changes nothing.
 
         Raises MixTooLarge when slots or pins make it impossible, SlotsBusy when adapters of other running requests do.
         """
@@ -70,7 +70,7 @@ class SlotPool:
             raise MixTooLarge(f"the mix needs {len(names)} slots, {len(pinned)} of {total} are pinned to adapters outside it "
                               f"({', '.join(pinned)}); unpin one or take adapters out of the mix")
         free = self.free
-        others = {other: held for other, held in self._held.items() if other != user and held}
+        others = {other: held for other, held in self._held.items() if other not in users and held}
         in_use = frozenset().union(*others.values())
         victims = self._lru.victims(len(missing) - free, in_use | set(names) | self.pinned)
         if free + len(victims) < len(missing):
@@ -80,9 +80,12 @@ class SlotPool:
         return missing, victims
 
     def settle(
-        self, names: Sequence[str], arrivals: Sequence[Arrival], victims: Sequence[str], user: int | None, because: str,
+        self, names: Sequence[str], arrivals: Sequence[Arrival], victims: Sequence[str], holds: Mapping[int, Sequence[str]], because: str,
     ) -> list[int]:
-        """Carry out a plan: evict `victims`, place `arrivals`, hold `names` for `user`. Returns the indexes of the emptied slots."""
+        """Carry out a plan for `names`: evict `victims`, place `arrivals`, hold for each user of `holds` those of them that it has there.
+
+        Returns the indexes of the emptied slots.
+        """
         emptied = []
         coming = ", ".join(arrival.name for arrival in arrivals)
         for name in victims:
@@ -90,7 +93,7 @@ class SlotPool:
             emptied.append(slot.index)
             self.remove(name)
             self._emit(SlotEvicted(slot.index, name, f"{coming} needed a slot for {because}"))
-        held_before = self._held.get(user, frozenset()) if user is not None else frozenset()
+        held_before = frozenset().union(*map(self.held, holds))
         arrived = {arrival.name for arrival in arrivals}
         for arrival in arrivals:
             self._place(arrival, because)
@@ -99,8 +102,8 @@ class SlotPool:
             self._use(name)
             if name not in arrived and name not in held_before:
                 self._emit(SlotTouched(slot.index, name))
-        if user is not None:
-            self._hold(user, names)
+        for user, held in holds.items():
+            self._hold(user, held)
         return emptied
 
     def release(self, user: int) -> frozenset[str]:

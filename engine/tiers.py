@@ -1,7 +1,7 @@
 """The host tier and the slots of one base, and the way of an adapter between them."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
@@ -37,14 +37,16 @@ class Tiers:
         """Device bytes of adapters laid end to end for steps that use several at once, beside the slots."""
         return self._routings.copied_bytes
 
-    def give_slots(self, names: Sequence[str], user: int | None, because: str, read_again: Callable[[str], Adapter]) -> None:
-        """Slots for `names`, held for `user` (None: not held). `read_again` reads one that is in no tier. See `SlotPool.plan` for errors.
+    def give_slots(
+        self, names: Sequence[str], holds: Mapping[int, Sequence[str]], because: str, read_again: Callable[[str], Adapter],
+    ) -> None:
+        """Slots for `names`, those in `holds` held for its users. `read_again` reads what is in no tier. For errors see `SlotPool.plan`.
 
         New adapters are on the device before any is evicted.
         """
-        missing, victims = self.pool.plan(names, user)
+        missing, victims = self.pool.plan(names, holds)
         fetched = [self._fetch(name, read_again) for name in missing]
-        for slot in self.pool.settle(names, [arrival for arrival, _ in fetched], victims, user, because):
+        for slot in self.pool.settle(names, [arrival for arrival, _ in fetched], victims, holds, because):
             self._routings.forget(slot)
         for arrival, adapter in fetched:
             if arrival.source == "disk" and self.host.has_room(adapter):

@@ -12,7 +12,16 @@ from torch import Tensor
 from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.look import look
 from lora_bench.engine.mix_history import MixHistory
-from lora_bench.engine.protocol import AdapterUnloaded, AdapterUse, RequestFailed, RequestPreempted, RequestStarted, Sampling, TokenIds
+from lora_bench.engine.protocol import (
+    AdapterUnloaded,
+    AdapterUse,
+    MixSet,
+    RequestFailed,
+    RequestPreempted,
+    RequestStarted,
+    Sampling,
+    TokenIds,
+)
 
 Write = Callable[..., Path]
 TRAINED = 64
@@ -76,7 +85,7 @@ def test_a_former_mix_that_means_other_content_by_then_is_not_taken_for_what_it_
     adapter_folder("one", ("q_proj", "v_proj", "down_proj"))
     bench.engine.reload_adapter("one")
     bench.run()
-    told = bench.of(RequestStarted)[1].cache.detail
+    told = bench.of(RequestStarted)[1].cache.remark
     assert "all of it under the mix that holds now: one of its former mix is not loaded any more" in told
     assert [part.mix for part in request.history.parts] == [former.mix] and len(bench.ids(1)) == 60
 
@@ -122,3 +131,14 @@ def test_a_refused_change_leaves_every_request_what_it_has_though_that_is_being_
     assert not bench.of(AdapterUnloaded)
     bench.run()
     assert bench.ids(1) == alone and len(bench.ids(2)) == 12 and len(bench.of(AdapterUnloaded)) == 2
+
+
+def test_a_change_of_several_replies_needs_no_slot_for_what_they_all_leave(bench: Bench, seed: int) -> None:
+    for number in (1, 2):
+        bench.submit(number, TokenIds(tuple(random_ids(20, seed + number))), (*ONE, *TWO), max_tokens=12)
+    bench.run(4)
+    bench.engine.set_mix(THREE, (1, 2))
+    (told,) = bench.of(MixSet)
+    assert told.at_token.keys() == {1, 2} and "three" in {slot.adapter for slot in bench.engine.snapshot().slots}
+    bench.run()
+    assert len(bench.ids(1)) == len(bench.ids(2)) == 12

@@ -154,9 +154,10 @@ class _Pool:
 
     def take(self, names: str, user: int | None) -> list[Event]:
         self.events.clear()
-        missing, victims = self.pool.plan(list(names), user)
+        holds = {user: list(names)} if user is not None else {}
+        missing, victims = self.pool.plan(list(names), holds)
         arrivals = [Arrival(name, SlotContent({}, 10, 4), "host", 1.0) for name in missing]
-        self.pool.settle(list(names), arrivals, victims, user, f"request {user}")
+        self.pool.settle(list(names), arrivals, victims, holds, f"request {user}")
         return list(self.events)
 
     @property
