@@ -17,7 +17,7 @@ from .mix_letters import MixLetters
 from .mixboard import BoardState, MixBoard, mix_text
 from .reload_text import checkpoint_text, file_text, reload_failed_text, reloaded_text
 from .text import counted, listed
-from .transcript import Fired, Item, Notice, Splice, Turn, Version
+from .transcript import Item, Notice, Splice, Turn, Version
 
 STEPS_KEPT = 240
 EVENTS_KEPT = 300
@@ -43,7 +43,7 @@ class LoggedEvent:
 
 @dataclass
 class BenchState:
-    """All the screen knows. `apply` folds one event in and returns the parts that changed."""
+    """All the screen knows. `apply` folds one event in."""
 
     clock: Callable[[], datetime] = datetime.now
     engine: str = "starting"
@@ -174,6 +174,8 @@ class BenchState:
         fold = getattr(self, f"_on_{type(event).__name__}", None)
         if fold:
             fold(event)
+        if (number := getattr(event, "request_id", None)) is not None and (version := self.version(number)):
+            self._take(version, event)
         if self.engine in ("idle", "generating"):
             self.engine = "generating" if self.running else "idle"
         if self.engine != before:
@@ -346,53 +348,19 @@ class BenchState:
             self.board.restore(self.held)
 
     # -- replies --------------------------------------------------------------------------------
-    def _on_RequestQueued(self, event: p.RequestQueued) -> None:
-        if version := self.version(event.request_id):
-            version.phase, version.note = "queued", event.because
-
-    def _on_RequestStarted(self, event: p.RequestStarted) -> None:
-        if version := self.version(event.request_id):
-            version.phase, version.note = "running", ""
-            version.activations = event.activations
-            if version.preempted:
-                version.again = event.cache
-                return
-            version.prompt_tokens = event.prompt_tokens
-            version.cache = event.cache if event.cache.prompt_tokens else None
-            self._made_with(version, version.mix_now)
-
-    def _on_RequestPreempted(self, event: p.RequestPreempted) -> None:
-        if version := self.version(event.request_id):
-            version.phase, version.note = "queued", event.because
-            version.preempted += 1
-
-    def _on_InvocationFired(self, event: p.InvocationFired) -> None:
-        if version := self.version(event.request_id):
-            name = event.activation.adapter
-            others = tuple(activation for activation in version.activations if activation.adapter != name)
-            version.activations = (*others, event.activation)
-            version.fired.append(Fired(len(version.text), event.at_token, name))
+    def _take(self, version: Version, event: p.Event) -> None:
+        """Fold an event of a reply in."""
+        version.take(event)
+        match event:
+            case p.RequestStarted() if not version.preempted:
+                self._made_with(version, version.mix_now)
+            case p.RequestFinished(reason="context") if self.model and version.prompt_tokens + version.tokens < self.model.context - 1:
+                kv = self.snapshot.kv
+                version.note = f"KV memory is full: it holds {kv.blocks * kv.block_tokens:,} tokens (Ctrl+N starts anew)"
 
     def _on_Tokenized(self, event: p.Tokenized) -> None:
         if event.ask_id == self.asked:
             self.tokenized = event
-
-    def _on_TextDelta(self, event: p.TextDelta) -> None:
-        if version := self.version(event.request_id):
-            version.text += event.text
-            version.tokens = event.tokens
-
-    def _on_RequestFinished(self, event: p.RequestFinished) -> None:
-        if version := self.version(event.request_id):
-            version.phase, version.reason, version.stats = "done", event.reason, event.stats
-            version.tokens = event.stats.new_tokens
-            if event.reason == "context" and self.model and version.prompt_tokens + version.tokens < self.model.context - 1:
-                kv = self.snapshot.kv
-                version.note = f"KV memory is full: it holds {kv.blocks * kv.block_tokens:,} tokens (Ctrl+N starts anew)"
-
-    def _on_RequestFailed(self, event: p.RequestFailed) -> None:
-        if version := self.version(event.request_id):
-            version.phase, version.note = "failed", event.message
 
     def _on_StepFinished(self, event: p.StepFinished) -> None:
         self.steps.append(event)

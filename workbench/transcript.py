@@ -4,7 +4,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..engine.protocol import Activation, CacheUse, Message, Mix, MixChange, RequestStats, Sampling
+from ..engine.protocol import (
+    Activation,
+    CacheUse,
+    Event,
+    InvocationFired,
+    Message,
+    Mix,
+    MixChange,
+    RequestFailed,
+    RequestFinished,
+    RequestPreempted,
+    RequestQueued,
+    RequestStarted,
+    RequestStats,
+    Sampling,
+    TextDelta,
+)
 from .reload_text import SHOWN_DIGEST
 
 Phase = Literal["waiting", "queued", "running", "done", "failed", "lost"]
@@ -84,6 +100,37 @@ class Version:
     def marks_in_text(self) -> list[Splice | Fired]:
         """Changes of the mix and invocations that the model wrote, in the order of the text."""
         return sorted([*self.splices, *self.fired], key=lambda mark: (mark.at, mark.token))
+
+    def take(self, event: Event) -> None:
+        """Fold an event of its request in."""
+        match event:
+            case RequestQueued():
+                self.phase, self.note = "queued", event.because
+            case RequestStarted():
+                self._began(event)
+            case RequestPreempted():
+                self.phase, self.note = "queued", event.because
+                self.preempted += 1
+            case InvocationFired():
+                others = (each for each in self.activations if each.adapter != event.activation.adapter)
+                self.activations = (*others, event.activation)
+                self.fired.append(Fired(len(self.text), event.at_token, event.activation.adapter))
+            case TextDelta():
+                self.text += event.text
+                self.tokens = event.tokens
+            case RequestFinished():
+                self.phase, self.reason, self.stats = "done", event.reason, event.stats
+                self.tokens = event.stats.new_tokens
+            case RequestFailed():
+                self.phase, self.note = "failed", event.message
+
+    def _began(self, event: RequestStarted) -> None:
+        self.phase, self.note, self.activations = "running", "", event.activations
+        if self.preempted:
+            self.again = event.cache
+        else:
+            self.prompt_tokens = event.prompt_tokens
+            self.cache = event.cache if event.cache.prompt_tokens else None
 
     def take_change(self, splice: Splice) -> None:
         """A change of the mix. Of those that wait for the end of the reply the latest alone counts."""
