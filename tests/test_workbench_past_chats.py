@@ -15,9 +15,11 @@ import pytest
 from bench_pilot import bench_app, running, say, screen_text, settled, uses, wait_until
 
 from lora_bench.engine import protocol as p
-from lora_bench.workbench.chat_file import ChatFile, InUse, find_chats, read_chat
+from lora_bench.workbench.chat_file import ChatFile, InUse, find_chats, open_chats, read_chat
 from lora_bench.workbench.chat_records import FORMAT, Began, Bench, PastChat, Recorder, line_of, read_lines
+from lora_bench.workbench.exit_codes import Failed
 from lora_bench.workbench.paths import chats_folder
+from lora_bench.workbench.startup import latest_chat
 from lora_bench.workbench.state import StartAdapter
 from lora_bench.workbench.transcript import Splice, Turn, Version, history_of
 
@@ -173,6 +175,14 @@ async def test_a_chat_goes_on_in_another_run(tmp_path: Path) -> None:
         app.control.set_sampling(seed=7)
         await say(pilot, "Who are you?")
         await wait_until(pilot, lambda: not app.state.running)
+        app.control.chats.keep()
+        await wait_until(pilot, lambda: open_chats(chats_folder()))
+        await say(pilot, "/resume")
+        assert "no earlier chat is in" in screen_text(app)
+        with pytest.raises(ValueError, match="^the earlier chat is open in another workbench: leave it there"):
+            bench_app().control.chats.resume("")
+        with pytest.raises(Failed, match="open in another workbench"):
+            latest_chat()
         app.control.chats.close()
     again = bench_app("A third")
     async with running(again) as pilot:

@@ -59,6 +59,11 @@ class ChatFile:
         self._thread = threading.Thread(target=self._run, name="chat-file", daemon=True)
         self._thread.start()
 
+    @property
+    def made(self) -> bool:
+        """Whether the file is there."""
+        return self._fd >= 0
+
     def write(self, lines: bytes) -> None:
         self._lines.put(lines)
 
@@ -136,6 +141,17 @@ def find_chats(folder: Path) -> Iterable[Saved]:
     for _, file in sorted(files, reverse=True):
         with suppress(InUse, FileNotFoundError):
             yield read_chat(file)
+
+
+def open_chats(folder: Path) -> int:
+    """How many chats of the folder a workbench has open, this one included. Raises OSError when one cannot be looked at."""
+    found = 0
+    for file in folder.glob(f"[!.]*{ENDING}"):
+        try:
+            os.close(_lock(file, os.O_RDONLY))
+        except InUse:
+            found += 1
+    return found
 
 
 def read_chat(file: Path) -> Saved:

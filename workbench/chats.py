@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from . import exit_codes, output
-from .chat_file import ChatFile, InUse, Saved, find_chats, read_chat
+from .chat_file import ChatFile, InUse, Saved, find_chats, open_chats, read_chat
 from .chat_records import FORMAT, Began, Bench, PastChat, Recorder, line_of
 from .paths import chats_folder
 from .text import clean_line, counted
@@ -108,21 +108,22 @@ class Chats:
             self._found.extend(saved for saved, _ in zip(find_told(self._problems.append), range(1), strict=False))
 
     def list(self) -> str:
-        """The latest chats, numbered as `resume` takes them."""
+        """The latest chats, numbered as `resume` takes them. Raises ValueError when they cannot be read."""
         try:
             self._wait()
             self._listed = [saved for saved, _ in zip(find_told(self._problems.append), range(MOST_LISTED), strict=False)]
+            if not self._listed:
+                return none_text(bool(self._file and self._file.made))
         except OSError as error:
             raise ValueError(f"{self.folder} cannot be read: {error.strerror or error}") from error
-        if not self._listed:
-            return f"no earlier chat is in {self.folder}"
         return "\n".join([*(f"{number}  {title(saved)}" for number, saved in enumerate(self._listed, 1)),
                           f"/resume NUMBER goes on with one; they lie in {self.folder}"])
 
     def resume(self, which: str) -> str:
         """Go on with the chat of that number or name, "" the latest; what to say of it. Raises ValueError when that cannot be."""
-        if not self._listed or not which:
-            self.list()
+        listed = self.list() if not self._listed or not which else ""
+        if not self._listed:
+            raise ValueError(listed)
         number = int(which or 1) if (which or "1").isdecimal() and len(which) < 9 else 0
         saved = self._listed[number - 1] if 0 < number <= len(self._listed) else next((s for s in self._listed if s.name == which), None)
         if saved is None:
@@ -167,8 +168,17 @@ def report(as_json: bool) -> int:
     if as_json:
         output.write(json.dumps([_facts(saved) for saved in found]) + "\n")
     else:
-        output.write("".join(f"{title(saved)}\n    {saved.file}\n" for saved in found) or f"no earlier chat is in {chats_folder()}\n")
+        output.write("".join(f"{title(saved)}\n    {saved.file}\n" for saved in found) or f"{none_text()}\n")
     return exit_codes.OK
+
+
+def none_text(own: int = 0) -> str:
+    """Why there is no chat to go on with. `own`: chats that this workbench has open itself. Raises OSError."""
+    folder = chats_folder()
+    if elsewhere := open_chats(folder) - own:
+        which = "the earlier chat is" if elsewhere == 1 else f"all {elsewhere} earlier chats are"
+        return f"{which} open in another workbench: leave it there to go on with it here"
+    return f"no earlier chat is in {folder}: a chat is kept from its first question on"
 
 
 def _facts(saved: Saved) -> dict[str, object]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..sample_adapters import sample_adapters
 from . import exit_codes, output
 from .arguments import AdapterArgument
-from .chats import find_told
+from .chats import find_told, none_text
 from .state import StartAdapter
 
 
@@ -27,7 +27,7 @@ def latest_chat() -> StartChat:
     for saved in find_told(output.warn):
         bench = saved.chat.bench
         return StartChat(saved.file, bench.load.path if bench.load else None, bench.adapters)
-    raise exit_codes.Failed("there is no earlier chat to go on with: a chat is kept from its first question on", exit_codes.USAGE)
+    raise exit_codes.Failed(none_text(), exit_codes.USAGE)
 
 
 def start_adapters(asked: tuple[AdapterArgument, ...], samples: bool, past: Iterable[StartAdapter] = ()) -> tuple[StartAdapter, ...]:
