@@ -55,5 +55,5 @@ class OwnAnswers:
             raise NotMeasured(failed.message)
         use: CacheUse = next(event.cache for event in self._events if isinstance(event, RequestStarted))
         done = next(event for event in self._events if isinstance(event, RequestFinished))
-        why = f"{use.miss}: {use.detail}" if use.miss and use.detail else use.miss
+        why = "; ".join(f"{run.kind}: {run.detail}" if run.detail else run.kind for run in use.missed)
         return Answer(done.stats.ttft_ms, use.prompt_tokens, use.hit_tokens, done.ids, why)

@@ -264,7 +264,7 @@ class Engine:
                 return
             for request, use in begun:
                 if request.remark:
-                    use = msgspec.structs.replace(use, detail="; ".join(filter(None, (use.detail, request.remark))))
+                    use = msgspec.structs.replace(use, remark=request.remark)
                     request.remark = ""
                 self._emit(RequestStarted(request.id, request.prompt_tokens, request.mix.activations, use))
 

@@ -1,7 +1,7 @@
 """What KV blocks hold: found by key, and by tokens alone so that a miss can be explained."""
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -62,9 +62,21 @@ class KvIndex:
         self._alike: dict[bytes, list[Filled]] = {}
         """token key of the block before + first id -> what follows there, gone or not, the latest last"""
         self._forgotten: OrderedDict[bytes, Filled] = OrderedDict()
+        self._named: Counter[bytes] = Counter()
+        """token key + names of the adapters -> findable blocks that have these"""
 
     def find(self, key: bytes, history: History) -> Filled | None:
         return self._found.get(key + history.key)
+
+    def remembered(self, key: bytes, history: History) -> Filled | None:
+        """The block with this key, gone or not."""
+        whole = key + history.key
+        return self._found.get(whole) or self._forgotten.get(whole)
+
+    def has_named(self, key: bytes, history: History) -> bool:
+        """Whether a block can be found that has these tokens and on which adapters of the same names acted, whatever their content and
+        scale."""
+        return key + history.names in self._named
 
     def of(self, block: int) -> Filled | None:
         """What can be found in `block`; None when it is not findable."""
@@ -84,6 +96,7 @@ class KvIndex:
             self._remove_alike(before)
         filled = Filled(parent, ids, history, key, user, block)
         self._found[whole] = self._of_block[block] = filled
+        self._named[key + history.names] += 1
         self._alike.setdefault(parent + ids[:ID_BYTES], []).append(filled)
 
     def move(self, filled: Filled, block: int) -> None:
@@ -97,6 +110,7 @@ class KvIndex:
         filled = self._of_block.pop(block)
         whole = filled.key + filled.history.key
         del self._found[whole]
+        self._unname(filled.key + filled.history.names)
         if gone is None:
             self._remove_alike(filled)
             return
@@ -108,6 +122,11 @@ class KvIndex:
     def alike(self, parent: bytes, ids: bytes) -> Iterator[Filled]:
         """What follows the tokens of `parent` and begins with the first of `ids`, under whatever mix, gone or not; the latest first."""
         return islice(reversed(self._alike.get(parent + ids[:ID_BYTES], ())), ALIKE)
+
+    def _unname(self, named: bytes) -> None:
+        self._named[named] -= 1
+        if not self._named[named]:
+            del self._named[named]
 
     def _remove_alike(self, filled: Filled) -> None:
         place = filled.parent + filled.ids[:ID_BYTES]

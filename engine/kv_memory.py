@@ -10,8 +10,8 @@ from .blocks import BLOCK_TOKENS, BlockTable, blocks_for
 from .kv_blocks import KvBlocks
 from .kv_keys import BLOCK_BYTES, ID_BYTES, Timeline, token_key
 from .kv_map import kv_view
+from .kv_missed import missed_blocks, missed_runs
 from .kv_others import OneSlot, named_wrong
-from .kv_reasons import Missed, reason
 from .kv_use import Use
 from .protocol.events import Emit
 from .protocol.kv import CacheUse, KvCounters, KvView
@@ -57,15 +57,11 @@ class KvMemory:
         self._match(use)
         wrong = named_wrong(use, self._blocks.index)
         copied, lacking = self._copy_beginning(user, use)
-        kind, detail = ("no room", "its beginning is there, but no block was free to copy it into") if lacking else ("", "")
-        if use.stored < use.limit and not lacking:
-            end = use.start + BLOCK_TOKENS
-            missed = Missed(use.packed(end if end <= len(ids) else use.limit), use.start, use.stored - use.start, use.timeline)
-            kind, detail = reason(missed, self._blocks.index.alike(use.parent, missed.ids), self._clock())
+        had, cleared = self._others.begin(user, use, self._blocks.index) if user >= 0 else (0, 0)
         found = use.found = CacheUse(
-            prompt_tokens=len(ids), hit_tokens=use.stored, hit_blocks=len(use.keys), copied_tokens=copied, miss=kind, detail=detail,
-            base_tokens=use.timeline.base_tokens(use.stored), name_keyed_wrong=wrong,
-            llama_cpp_tokens=self._others.begin(user, ids, use.timeline) if user >= 0 else 0)
+            prompt_tokens=len(ids), hit_tokens=use.stored, hit_blocks=len(use.keys), copied_tokens=copied,
+            missed_blocks=missed_blocks(use), missed=missed_runs(use, self._blocks.index, self._clock(), lacking),
+            base_tokens=use.timeline.base_tokens(use.stored), llama_cpp_tokens=had, llama_cpp_cleared=cleared, name_keyed_wrong=wrong)
         self._count(user, found, 1)
         return found
 
@@ -117,7 +113,7 @@ class KvMemory:
             self._add(user, use, computed[place : place + BLOCK_BYTES])
         use.stored = stored
         use.found = None
-        self._others.go_on(user, ids, use.timeline)
+        self._others.go_on(user, use)
 
     def rewind(self, user: int, stored: int) -> None:
         """Forget what comes after the first `stored` tokens, so that it is computed again; blocks behind them are given back.
@@ -183,7 +179,7 @@ class KvMemory:
         if user >= 0:
             counts = self._blocks.counts
             counts["looked_up_tokens"] += sign * (found.prompt_tokens - 1)
-            for name in ("hit_tokens", "copied_tokens", "llama_cpp_tokens", "name_keyed_wrong"):
+            for name in ("hit_tokens", "copied_tokens", "llama_cpp_tokens", "llama_cpp_cleared", "name_keyed_wrong"):
                 counts[name] += sign * getattr(found, name)
 
     def _match(self, use: Use) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .blocks import BLOCK_TOKENS
 from .kv_index import KvIndex
@@ -19,36 +20,47 @@ class OneSlot:
     """
 
     def __init__(self) -> None:
-        self._last: list[tuple[int, Sequence[int], Timeline]] = []
-        """(user, ids, what acts) of the last request, then of those that have begun and computed nothing yet"""
+        self._last: list[_InSlot] = []
+        """the last request, then those that have begun and computed nothing yet"""
 
-    def begin(self, user: int, ids: Sequence[int], timeline: Timeline) -> int:
-        """`user` is the next one in the slot. Returns the tokens that it would have had."""
-        found = self._found(ids, timeline)
-        self._last.append((user, ids, timeline))
-        return found
+    def begin(self, user: int, use: Use, index: KvIndex) -> tuple[int, int]:
+        """`user` is the next one in the slot. Returns (tokens that it would have had, blocks that would have been cleared for it and that
+        `index` has not lost)."""
+        last = self._last[-1] if self._last else None
+        self._last.append(_InSlot(user, use.ids, use.timeline, use.keys))
+        if last is None:
+            return 0, 0
+        if _cleared(last.timeline, use.timeline):
+            return 0, last.whole_blocks(index)
+        return _kept(last, use.ids, use.timeline), 0
 
-    def go_on(self, user: int, ids: Sequence[int], timeline: Timeline) -> None:
+    def go_on(self, user: int, use: Use) -> None:
         """`user` computes: what was in the slot before it is gone."""
-        for at, (other, _, _) in enumerate(self._last):
-            if other == user:
-                self._last[: at + 1] = [(user, ids, timeline)]
+        for at, other in enumerate(self._last):
+            if other.user == user:
+                self._last[: at + 1] = [_InSlot(user, use.ids, use.timeline, use.keys)]
                 return
 
     def withdraw(self, user: int) -> None:
         """`user` ended before it computed anything."""
-        self._last = [last for last in self._last if last[0] != user]
+        self._last = [last for last in self._last if last.user != user]
 
-    def _found(self, ids: Sequence[int], timeline: Timeline) -> int:
-        if not self._last:
-            return 0
-        _, last_ids, last = self._last[-1]
-        if _mix(last) != _mix(timeline) and not (_late(timeline) and (not last.last.acting or _late(last))):
-            return 0
-        limit = len(ids) - 1
-        if _late(timeline):
-            limit = min(limit, timeline.histories[1].start - 1)
-        return max(0, min(_common(last_ids, ids), len(last_ids) - 1, limit))
+
+@dataclass(frozen=True, slots=True)
+class _InSlot:
+    """A request as the slot has it."""
+
+    user: int
+    ids: Sequence[int]
+    timeline: Timeline
+    keys: Sequence[bytes]
+    """token keys of the blocks that are computed or found"""
+
+    def whole_blocks(self, index: KvIndex) -> int:
+        """Its whole blocks but for those that `index` had and lost."""
+        count = (len(self.ids) - 1) // BLOCK_TOKENS
+        lost = (index.find(key, self.timeline.at((at + 1) * BLOCK_TOKENS)) is None for at, key in enumerate(self.keys[:count]))
+        return count - sum(lost)
 
 
 def named_wrong(use: Use, index: KvIndex) -> int:
@@ -58,13 +70,24 @@ def named_wrong(use: Use, index: KvIndex) -> int:
     for place in range(0, len(ids) - BLOCK_BYTES + 1, BLOCK_BYTES):
         block, end = ids[place : place + BLOCK_BYTES], end + BLOCK_TOKENS
         key, history = token_key(parent, block), use.timeline.at(end)
-        found = [each.history.key for each in index.alike(parent, block)
-                 if each.gone is None and each.key == key and each.history.names == history.names]
-        if not found:
+        if not index.has_named(key, history):
             break
-        wrong += BLOCK_TOKENS * (history.key not in found)
+        wrong += BLOCK_TOKENS * (index.find(key, history) is None)
         parent = key
     return wrong
+
+
+def _cleared(last: Timeline, timeline: Timeline) -> bool:
+    """Whether the slot is cleared of a request for the next one."""
+    return _mix(last) != _mix(timeline) and not (_late(timeline) and (not last.last.acting or _late(last)))
+
+
+def _kept(last: _InSlot, ids: Sequence[int], timeline: Timeline) -> int:
+    """Tokens that the next request has of one that is not cleared."""
+    limit = len(ids) - 1
+    if _late(timeline):
+        limit = min(limit, timeline.histories[1].start - 1)
+    return max(0, min(_common(last.ids, ids), len(last.ids) - 1, limit))
 
 
 def _mix(timeline: Timeline) -> frozenset[tuple[str, float]]:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from .blocks import BLOCK_TOKENS
 from .kv_index import Filled
 from .kv_keys import ID_BYTES, History, Timeline, same_beginning
 from .protocol.kv import MissKind
@@ -16,44 +15,57 @@ SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
-    """The block that was looked for: `ids` (packed, of a whole block or of the prompt's end) after `before` tokens; `had` of them were
-    found."""
-
-    ids: bytes
-    before: int
-    had: int
-    timeline: Timeline
-
-    @property
-    def history(self) -> History:
-        """Of the tokens up to the first one that was not found."""
-        return self.timeline.at(self.before + self.had + 1)
+class Reason:
+    kind: MissKind
+    text: str = ""
+    """in one clause; of what is gone, what follows the time"""
+    when: float = 0.0
+    """of what is gone, by the memory's clock"""
 
 
-def reason(missed: Missed, alike: Iterable[Filled], now: float) -> tuple[MissKind, str]:
-    """Why `missed` is not there. `alike`: what followed the same tokens, the latest first (KvIndex.alike).
+NEW = Reason("new tokens")
+NO_ROOM = Reason("no room", "its beginning is there, but no block was free to copy it into")
+BEHIND = Reason("behind a gap", "still there, but what comes before it is missing: a step that ends in front of it takes it over")
 
-    Something explains it when its tokens are those looked for, all of them or all it has, beyond what was found. If they were computed
-    under the same mixes, then it is gone; else the one that differs in the fewest adapters tells.
-    """
-    wanted = len(missed.ids) // ID_BYTES
-    nearest: tuple[float, MissKind, str, int] | None = None
-    for filled in alike:
-        same = same_beginning(filled.ids, missed.ids)
-        if same <= missed.had or same < min(wanted, filled.tokens):
-            continue
-        then = filled.history.at(missed.before + missed.had + 1)
-        if then.key == missed.history.key and filled.gone is not None:
-            return filled.gone.kind, f"{filled.gone.kind} {ago(now - filled.gone.when)}{filled.gone.because}"
-        difference = _difference(then, missed.history)
-        if nearest is None or difference[0] < nearest[0]:
-            nearest = difference
-    _, kind, text, first = nearest or (0, "new tokens", "", 0)
-    beginning = _beginning(missed)
-    if first and not beginning:
-        text += f", from token {first} on"
-    return kind, "; ".join(filter(None, (text, beginning)))
+
+class Reasons:
+    """Why blocks of a request are not there, of which `timeline` says what acts on its tokens."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._differences: dict[tuple[History, History], _Difference] = {}
+
+    def of(self, ids: bytes, before: int, had: int, alike: Iterable[Filled]) -> tuple[Reason, Filled | None]:
+        """Why the block with `ids` (packed, of a whole block or of the prompt's end) after `before` tokens is not there but for its first
+        `had` tokens; and which of `alike`, that followed the same tokens (KvIndex.alike), tells so.
+
+        Something explains it when its tokens are those looked for, all of them or all it has, beyond what was found. If they were computed
+        under the same mixes, then it is gone or out of reach; else the one that differs in the fewest adapters tells.
+        """
+        wanted, now = len(ids) // ID_BYTES, self._timeline.at(before + had + 1)
+        nearest: tuple[_Difference, Filled] | None = None
+        for filled in alike:
+            same = same_beginning(filled.ids, ids)
+            if same <= had or same < min(wanted, filled.tokens):
+                continue
+            then = filled.history.at(before + had + 1)
+            if then.key == now.key:
+                return Reason(filled.gone.kind, filled.gone.because, filled.gone.when) if filled.gone else BEHIND, filled
+            difference = self._difference(then, now)
+            if nearest is None or difference.adapters < nearest[0].adapters:
+                nearest = difference, filled
+        if nearest is None:
+            return NEW, None
+        difference, teller = nearest
+        if beginning := _beginning(self._timeline.at(before + wanted), before):
+            return Reason(difference.reason.kind, f"{difference.reason.text}; {beginning}"), teller
+        return difference.reason_and_place, teller
+
+    def _difference(self, then: History, now: History) -> _Difference:
+        pair = then, now
+        if pair not in self._differences:
+            self._differences[pair] = _difference(then, now)
+        return self._differences[pair]
 
 
 def ago(seconds: float) -> str:
@@ -92,12 +104,22 @@ def differences(then: Sequence[Acting], now: Sequence[Acting]) -> tuple[list[str
     return clauses, content
 
 
-def _difference(then: History, now: History) -> tuple[float, MissKind, str, int]:
-    """At the first token that the two differ in: (adapters that differ, kind, words, that token). Other positions are farther than any
-    mix."""
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """Between what acted then and what acts now, at the first token that the two differ in."""
+
+    adapters: float
+    """that differ; other positions are farther than any mix"""
+    reason: Reason
+    reason_and_place: Reason
+    """the same with that token"""
+
+
+def _difference(then: History, now: History) -> _Difference:
     old, new = then.steps(), now.steps()
     if old[0].key != new[0].key:
-        return inf, "positions differ", "computed for a request of another length, whose positions are turned by other RoPE factors", 0
+        turned = Reason("positions differ", "computed for a request of another length, whose positions are turned by other RoPE factors")
+        return _Difference(inf, turned, turned)
     same = 0
     while same < min(len(old), len(new)) and old[same].key == new[same].key:
         same += 1
@@ -105,13 +127,15 @@ def _difference(then: History, now: History) -> tuple[float, MissKind, str, int]
     first = min(starts)
     clauses, content = differences(then.at(first + 1).acting, now.at(first + 1).acting)
     text = ", ".join(clauses[:SHOWN]) + (f" and {len(clauses) - SHOWN} more" if len(clauses) > SHOWN else "")
-    return len(clauses), "content changed" if content else "mix differs", text, first
+    kind: MissKind = "content changed" if content else "mix differs"
+    return _Difference(len(clauses), Reason(kind, text), Reason(kind, f"{text}, from token {first} on" if first else text))
 
 
-def _beginning(missed: Missed) -> str:
-    """That an adapter begins to act inside the block, which is then shared by nobody under whom it does not."""
-    history: History | None = missed.timeline.at(missed.before + BLOCK_TOKENS)
-    while history is not None and history.before is not None and history.start > missed.before:
+def _beginning(acts: History, before: int) -> str:
+    """That an adapter begins to act inside the block after `before` tokens, which is then shared by nobody under whom it does not. `acts`:
+    up to the end of that block."""
+    history: History | None = acts
+    while history is not None and history.before is not None and history.start > before:
         come = {each.name for each in history.acting} - {each.name for each in history.before.acting}
         if come:
             return f"{', '.join(sorted(come))} begins to act inside this block, at token {history.start}"

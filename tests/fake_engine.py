@@ -102,7 +102,7 @@ class FakeEngine:
         former = (p.AdapterUse(PIRATE, 0.5),)
         runs = (p.KvRun(0, 12, 0, (1, 2)), p.KvRun(12, 8, 1, (1,)), p.KvRun(20, 3, 2), p.KvRun(23, 489, -1))
         owners = (p.KvOwner(1, 20, 312, self.mix, 12), p.KvOwner(2, 12, 190, (), 12))
-        counters = p.KvCounters(1204, 1104, 9, 3, 2, 1, 300, 64)
+        counters = p.KvCounters(1204, 1104, 9, 3, 2, 1, 300, 41, 64)
         return p.KvView(16, 512, 377 << 20, 20, 3, owners, ((), self.mix or former, former), runs, counters)
 
     # -- what a well-behaved engine answers -----------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lora_bench.engine.protocol import CacheUse
+from lora_bench.engine.protocol import CacheUse, MissedRun
 from lora_bench.engine.stretches import Acting, Stretch
 
 BLOCK = 16
@@ -51,6 +51,14 @@ class Model:
 
     def acting(self) -> list[Mixed]:
         return acting_on(self.stretches, len(self.ids))
+
+    def last_mix(self) -> frozenset[tuple[str, float]]:
+        """By content and scale."""
+        return frozenset((use.digest, use.scale) for use in self.stretches[-1].acting)
+
+    def is_late(self) -> bool:
+        """Whether something acts at last and nothing does on the first token."""
+        return bool(self.stretches[-1].acting) and not acting_on(self.stretches, 1)[0]
 
 
 @dataclass
@@ -129,34 +137,59 @@ class KeptContents:
         return whole, max(beginnings, default=0)
 
     def explains(self, use: CacheUse, model: Model, truths: Sequence[Truth]) -> bool:
-        """Whether the reason that `use` gives is true."""
-        at = use.hit_tokens
-        if not use.miss or at == len(model.ids) - 1:
-            return not use.miss and at == len(model.ids) - 1
-        wanted = tuple(model.ids[:at + 1])
-        same = [kept for kept in self.all if kept.gone != "dropped" and len(kept.ids) > at and kept.ids[:at + 1] == wanted]
-        exactly = [kept for kept in same if kept.truths[at] == truths[at]]
-        match use.miss:
-            case "evicted" | "cleared":
-                return any(kept.gone == use.miss and kept.because in use.detail for kept in exactly)
-            case "no room":
-                return any(not kept.gone for kept in exactly)
-            case "positions differ":
-                return any(kept.root != model.root for kept in same)
-            case "mix differs" | "content changed":
-                others = [kept for kept in same if kept.root == model.root and kept.truths[at] != truths[at]]
-                return any(_tells(use, *_first_difference(kept.acting, model.acting())) for kept in others)
-            case "new tokens":
-                end = at // BLOCK * BLOCK + BLOCK
-                return end > len(model.ids) or not any(kept.ids == tuple(model.ids[:end]) for kept in same)
-        return False
+        """Whether every block that `use` says was missed is one, there are no others, and the reason of each is true."""
+        limit, at, known = len(model.ids) - 1, use.hit_tokens, True
+        for run in use.missed:
+            if run.token != at or run.blocks < 1:
+                return False
+            for _ in range(run.blocks):
+                if at >= limit or run.kind not in self.kinds(model, truths, at, at == use.hit_tokens, known):
+                    return False
+                if not self._true(run, model, truths, at):
+                    return False
+                known = known and self._once_known(model.ids, at)
+                at = (at // BLOCK + 1) * BLOCK
+        told = sum(run.blocks for run in use.missed)
+        missed = len(range(use.hit_tokens // BLOCK * BLOCK, limit, BLOCK)) if use.hit_tokens < limit else 0
+        return use.missed_blocks == missed and (told == missed or len(use.missed) == 8)
 
-    def gone_exactly(self, at: int, truths: Sequence[Truth]) -> bool:
-        """Whether the whole block with the token `at`, exactly as computed, could be found once and was evicted or cleared."""
+    def kinds(self, model: Model, truths: Sequence[Truth], at: int, first: bool, known: bool) -> set[str]:
+        """The reasons that the block with the token `at`, its first one that is not there, may have. `known`: all before it was once kept,
+        under whatever mix. `first`: no block before it is missing."""
+        if first and self._beginning(truths, at):
+            return {"no room"}
+        same = self._same(model.ids, at) if known else []
+        exactly = [kept for kept in same if kept.truths[at] == truths[at]]
+        if exactly:
+            return {kept.gone or "behind a gap" for kept in exactly}
+        if not same:
+            return {"new tokens"}
+        return {"mix differs", "content changed"} if any(kept.root == model.root for kept in same) else {"positions differ"}
+
+    def _same(self, ids: Sequence[int], at: int) -> list[Kept]:
+        """What is known of the block with the token `at` by the tokens alone: all those of the block, or all that it had of them."""
+        start, end = at // BLOCK * BLOCK, at // BLOCK * BLOCK + BLOCK
+        wanted = tuple(ids[:end] if end <= len(ids) else ids[:-1])
+        return [kept for kept in self.all if kept.gone != "dropped" and kept.first == start and len(kept.ids) > at
+                and kept.ids[:len(wanted)] == wanted[:len(kept.ids)]]
+
+    def _beginning(self, truths: Sequence[Truth], at: int) -> bool:
+        """Whether something that is there begins as the block with the token `at` goes on."""
+        return any(kept.first == at // BLOCK * BLOCK and kept.agrees(truths) > at - kept.first for kept in self.present)
+
+    def _once_known(self, ids: Sequence[int], at: int) -> bool:
         end = at // BLOCK * BLOCK + BLOCK
-        wanted = tuple(truths[:end])
-        states = {kept.gone for kept in self.all if len(kept.truths) == end == len(wanted) and kept.truths == wanted}
-        return bool(states & {"evicted", "cleared"}) and "" not in states
+        return any(kept.gone != "dropped" and kept.ids == tuple(ids[:end]) for kept in self.all)
+
+    def _true(self, run: MissedRun, model: Model, truths: Sequence[Truth], at: int) -> bool:
+        """Whether the reason tells what the naive memory knows of the block with the token `at`."""
+        same = self._same(model.ids, at)
+        if run.kind in ("evicted", "cleared"):
+            return any(kept.gone == run.kind and kept.because in run.detail for kept in same if kept.truths[at] == truths[at])
+        if run.kind in ("mix differs", "content changed"):
+            others = [kept for kept in same if kept.root == model.root and kept.truths[at] != truths[at]]
+            return any(_tells(run, *_first_difference(kept.acting, model.acting())) for kept in others)
+        return True
 
     def wrong_by_name(self, model: Model, truths: Sequence[Truth], whole: int) -> int:
         """Tokens behind the first `whole` blocks that a cache which knows adapters by name alone would take though computed otherwise."""
@@ -181,17 +214,17 @@ def _first_difference(then: Sequence[Mixed], now: Sequence[Mixed]) -> tuple[Mixe
     return then[at], now[at]
 
 
-def _tells(use: CacheUse, then: Mixed, now: Mixed) -> bool:
+def _tells(run: MissedRun, then: Mixed, now: Mixed) -> bool:
     """Whether the detail names each adapter that acts otherwise (more than three are not all told), and how."""
     left = [old for old in then if not any((old.digest, old.scale) == (new.digest, new.scale) for new in now)]
     come = [new for new in now if not any((old.digest, old.scale) == (new.digest, new.scale) for old in then)]
     changed = any(old.name == new.name and old.digest != new.digest for old in left for new in come)
-    if use.miss == "content changed":
+    if run.kind == "content changed":
         return changed
     if not left and not come:
-        return "order" in use.detail
+        return "order" in run.detail
     rescaled = [(old, new) for old in left for new in come if old.digest == new.digest]
     words = [f"{new.name} x {old.scale:g} then, x {new.scale:g} now" for old, new in rescaled]
     words += [f"{old.name} acted then, not now" for old in left if not any(old is pair[0] for pair in rescaled)]
     words += [f"{new.name} acts now, not then" for new in come if not any(new is pair[1] for pair in rescaled)]
-    return len(words) > 3 or all(word in use.detail for word in words)
+    return len(words) > 3 or all(word in run.detail for word in words)

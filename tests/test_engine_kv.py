@@ -37,8 +37,9 @@ def test_a_prompt_is_found_again_under_the_same_mix_and_not_under_another(make: 
         bench.run()
     used = [bench.started(number)[-1].cache for number in range(7)]
     assert [use.hit_tokens for use in used] == [0, 49, 0, 0, 49, 49, 0]
-    assert [use.miss for use in used] == ["new tokens", "", "mix differs", "mix differs", "", "", "mix differs"]
-    assert "0.5" in used[2].detail and "0.6" in used[2].detail
+    kinds = [[(run.kind, run.blocks) for run in use.missed] for use in used]
+    assert kinds == [[("new tokens", 4)], [], [("mix differs", 4)], [("mix differs", 4)], [], [], [("mix differs", 4)]]
+    assert "0.5" in used[2].missed[0].detail and "0.6" in used[2].missed[0].detail
     assert bench.ids(0) == bench.ids(1) == bench.ids(5) and bench.ids(3) == bench.ids(4)
     counters = bench.engine.snapshot().kv.counters
     assert counters.hit_tokens == 49 * 3 and counters.looked_up_tokens == 49 * 7
@@ -87,7 +88,8 @@ def test_reloaded_unloaded_and_cleared_content_is_never_found(make: Make, adapte
     assert bench.engine.snapshot().kv.cached == 0
     bench.submit(4, prompt, (), max_tokens=4)
     bench.run()
-    assert bench.started(4)[-1].cache.hit_tokens == 0 and bench.started(4)[-1].cache.miss == "cleared" and bench.ids(3) == bench.ids(4)
+    again = bench.started(4)[-1].cache
+    assert again.hit_tokens == 0 and again.missed[0].kind == "cleared" and bench.ids(3) == bench.ids(4)
 
 
 def test_numbers_that_are_not_finite_are_forgotten(make: Make, adapter_folder: Write) -> None:
@@ -262,7 +264,7 @@ def test_a_former_mix_that_is_gone_is_replaced_by_the_one_that_holds_and_that_is
     bench.engine.unload_adapter("one")
     bench.run()
     assert bench.of(RequestPreempted) and len(bench.ids(2)) == 60
-    assert "all of it under the mix that holds now: one of its former mix is not loaded any more" in bench.started(2)[1].cache.detail
+    assert "all of it under the mix that holds now: one of its former mix is not loaded any more" in bench.started(2)[1].cache.remark
 
 
 def test_two_that_were_stopped_and_need_each_others_slots_both_end(make: Make) -> None:

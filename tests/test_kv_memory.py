@@ -7,7 +7,7 @@ import pytest
 from kv_bench import BASE, KvBench, acting, under
 
 from lora_bench.engine.blocks import BLOCK_TOKENS, blocks_for
-from lora_bench.engine.protocol import CacheCleared, KvEvicted
+from lora_bench.engine.protocol import CacheCleared, CacheUse, KvEvicted, MissedRun
 from lora_bench.engine.stretches import Stretch
 
 PIRATE, JSON = acting("pirate", 0.7), acting("json")
@@ -17,14 +17,18 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return [random.Random(f"{seed} {i}").randrange(50_000) for i in range(count)]
 
 
+def kinds(use: CacheUse) -> list[str]:
+    return [run.kind for run in use.missed]
+
+
 def test_a_second_request_finds_whole_blocks_and_the_beginning_of_the_last() -> None:
     bench = KvBench(16)
     first = bench.run(1, tokens(40))
     again = bench.run(2, tokens(40) + tokens(20, 1))
-    assert (first.hit_tokens, first.miss) == (0, "new tokens")
-    assert (again.hit_blocks, again.copied_tokens, again.miss, again.base_tokens) == (2, 8, "new tokens", 40)
+    assert (first.hit_tokens, kinds(first)) == (0, ["new tokens"])
+    assert (again.hit_blocks, again.copied_tokens, kinds(again), again.base_tokens) == (2, 8, ["new tokens"], 40)
     same = bench.begin(3, tokens(40))
-    assert (same.hit_blocks, same.copied_tokens, same.miss) == (2, 7, ""), "the last token is always computed"
+    assert (same.hit_blocks, same.copied_tokens, kinds(same)) == (2, 7, []), "the last token is always computed"
 
 
 def test_running_requests_share_blocks_and_outlive_each_other() -> None:
@@ -104,7 +108,7 @@ def test_rewind_without_a_free_block_writes_over_what_is_its_own_and_leaves_what
     bench.compute(1, tokens(24) + tokens(8, 1))
     bench.memory.end(1)
     found = bench.begin(2, tokens(32))
-    assert (found.hit_tokens, found.miss) == (16, "no room")
+    assert (found.hit_tokens, kinds(found)) == (16, ["no room"])
     bench = KvBench(3)
     bench.begin(1, tokens(32))
     bench.compute(1, tokens(32))
@@ -152,7 +156,7 @@ def test_eviction_takes_the_longest_unused_and_says_so() -> None:
     bench.memory.end(3)
     bench.now += 9
     found = bench.begin(4, tokens(48))
-    assert (found.hit_blocks, found.miss, found.detail) == (1, "evicted", "evicted 9 s ago for request 3")
+    assert (found.hit_blocks, found.missed) == (1, (MissedRun(16, 2, "evicted", "evicted 9 s ago for request 3"),))
     assert not bench.memory.reserve(4, 16 * 9) and len(bench.events) == 1, "a memory too small changes nothing"
 
 
@@ -190,8 +194,8 @@ def test_what_explains_misses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     for user in range(3):
         bench.run(user, tokens(10, user))
     bench.memory.clear("it was asked for")
-    found = [bench.run(user + 10, tokens(10, user)).miss for user in range(3)]
-    assert found == ["new tokens", "cleared", "cleared"]
+    found = [kinds(bench.run(user + 10, tokens(10, user))) for user in range(3)]
+    assert found == [["new tokens"], ["cleared"], ["cleared"]]
 
 
 def test_a_full_memory_says_that_there_was_no_room_for_a_copy() -> None:
@@ -199,7 +203,7 @@ def test_a_full_memory_says_that_there_was_no_room_for_a_copy() -> None:
     bench.begin(1, tokens(32))
     bench.compute(1, tokens(32))
     found = bench.begin(2, tokens(10))
-    assert (found.hit_tokens, found.miss) == (0, "no room")
+    assert (found.hit_tokens, kinds(found)) == (0, ["no room"])
 
 
 def test_clear_forgets_what_nobody_holds_and_says_why() -> None:
@@ -211,7 +215,7 @@ def test_clear_forgets_what_nobody_holds_and_says_why() -> None:
     assert bench.memory.clear("adapter pirate was unloaded", {PIRATE.digest}) == 2
     bench.now += 3
     found = bench.begin(4, tokens(32), under(PIRATE))
-    assert (found.miss, found.detail) == ("cleared", "cleared 3 s ago: adapter pirate was unloaded")
+    assert found.missed == (MissedRun(0, 2, "cleared", "cleared 3 s ago: adapter pirate was unloaded"),)
     assert bench.begin(5, tokens(32)).hit_tokens == 31
     bench.memory.end(5)
     assert bench.memory.clear("it was asked for") == 2
@@ -239,7 +243,7 @@ def test_reasons_of_a_miss(then: tuple[Stretch, ...], now: tuple[Stretch, ...], 
     bench = KvBench(16)
     bench.run(1, tokens(40), then)
     found = bench.begin(2, tokens(40), now)
-    assert (found.miss, found.detail) == (kind, detail)
+    assert (found.missed[0].kind, found.missed[0].detail) == (kind, detail)
 
 
 def test_the_closest_former_mix_tells_also_when_it_is_gone() -> None:
@@ -248,21 +252,107 @@ def test_the_closest_former_mix_tells_also_when_it_is_gone() -> None:
     bench.run(2, tokens(40), under(acting("a"), acting("b"), acting("c"), acting("d")))
     bench.memory.clear("it was asked for")
     found = bench.begin(3, tokens(40), under(acting("pirate", 0.8)))
-    assert found.detail == "pirate x 0.7 then, x 0.8 now"
+    assert found.missed[0].detail == "pirate x 0.7 then, x 0.8 now"
     found = bench.begin(4, tokens(40), under(acting("e")))
-    assert found.detail == "pirate acted then, not now, e acts now, not then"
+    assert found.missed[0].detail == "pirate acted then, not now, e acts now, not then"
 
 
 def test_other_positions_are_told() -> None:
     bench = KvBench(16)
     bench.run(1, tokens(40))
-    assert bench.begin(2, tokens(40), root=b"long").miss == "positions differ"
+    assert kinds(bench.begin(2, tokens(40), root=b"long")) == ["positions differ"]
 
 
 def test_tokens_that_only_begin_alike_are_new() -> None:
     bench = KvBench(16)
     bench.run(1, tokens(40), under(PIRATE))
-    assert bench.begin(2, tokens(8) + tokens(40, 1)).miss == "new tokens"
+    assert kinds(bench.begin(2, tokens(8) + tokens(40, 1))) == ["new tokens"]
+
+
+def test_every_missed_block_has_its_reason() -> None:
+    """One prompt of which one block is there, the next was evicted, others were computed under another mix, and the rest is new."""
+    bench = KvBench(12)
+    ids = tokens(48) + tokens(32, 1)
+    bench.run(1, tokens(48), under(PIRATE))
+    bench.now += 5
+    bench.run(2, ids, under(JSON))
+    bench.now += 5
+    bench.run(3, tokens(96, 2))
+    bench.now += 10
+    found = bench.begin(4, ids + tokens(40, 3), under(PIRATE))
+    assert (found.hit_blocks, found.missed_blocks) == (1, 7)
+    assert found.missed == (
+        MissedRun(16, 2, "evicted", "evicted 10 s ago for request 3"),
+        MissedRun(48, 2, "mix differs", "json acted then, not now, pirate acts now, not then"),
+        MissedRun(80, 3, "new tokens"))
+
+
+def test_a_block_is_told_whole_or_from_what_was_copied_of_it_and_the_last_token_is_not_looked_for() -> None:
+    bench = KvBench(24)
+    bench.run(1, tokens(120))
+    found = bench.begin(2, tokens(97), under(PIRATE, start=40))
+    first = "pirate acts now, not then; pirate begins to act inside this block, at token 40"
+    assert (found.hit_tokens, found.missed_blocks) == (40, 4)
+    assert found.missed == (
+        MissedRun(40, 1, "mix differs", first), MissedRun(48, 3, "mix differs", "pirate acts now, not then, from token 40 on"))
+
+
+def test_blocks_that_went_at_other_times_for_one_cause_are_one_run() -> None:
+    bench = KvBench(8)
+    bench.run(1, tokens(80))
+    bench.begin(2, tokens(200, 1))
+    for block in range(6):
+        bench.memory.reserve(2, 16 * (block + 1))
+        bench.now += 4
+    bench.memory.end(2)
+    bench.now += 100
+    assert bench.begin(3, tokens(80)).missed == (MissedRun(32, 3, "evicted", "evicted 112 s ago to 104 s ago for request 2"),)
+
+
+def test_what_is_there_behind_a_gap_is_said_and_taken_over_when_the_gap_is_closed() -> None:
+    bench, ids = KvBench(9), tokens(60)
+    for user in (1, 2):
+        bench.begin(user, ids)
+    bench.compute(1, ids, to=32)
+    bench.compute(2, ids, to=32)  # the same once more: what user 1 has is found
+    bench.compute(2, ids)
+    bench.memory.end(1)
+    bench.now += 5
+    bench.begin(3, tokens(80, 1))
+    assert bench.compute(3, tokens(80, 1))
+    bench.memory.end(3)
+    bench.memory.end(2)
+    bench.now += 1
+    found = bench.begin(4, ids)
+    assert [(run.token, run.blocks, run.kind) for run in found.missed] == [(0, 2, "evicted"), (32, 2, "behind a gap")]
+    assert bench.memory.stored(4) == 0 and bench.compute(4, ids, to=32)
+    assert bench.memory.extend(4, ids, BASE) == 27 and bench.memory.stored(4) == 59
+
+
+def test_of_many_reasons_the_first_are_told_and_all_blocks_counted() -> None:
+    bench, ids = KvBench(32), tokens(320)
+    bench.begin(1, ids)
+    bench.compute(1, ids)
+    for block in range(19, -1, -1):
+        bench.memory.rewind(1, block * 16)
+        bench.memory.clear(f"reason {block}")
+    found = bench.begin(2, ids)
+    assert found.missed_blocks == 20
+    assert found.missed == tuple(MissedRun(block * 16, 1, "cleared", f"cleared just now: reason {block}") for block in range(8))
+
+
+def test_an_explanation_ends_where_another_mix_begins() -> None:
+    """What explains a block explains the next one, but for changes of the mix, then or now, on the way."""
+    bench, ids = KvBench(64), tokens(112)
+    bench.run(1, ids, (Stretch(0, (PIRATE,)), Stretch(36, (JSON,))))
+    bench.memory.clear("it was asked for")
+    found = bench.begin(2, ids, (Stretch(0, (PIRATE,)), Stretch(70, (JSON,))))
+    gone, other = "cleared just now: it was asked for", "json acted then, not now, pirate acts now, not then"
+    assert found.missed == (
+        MissedRun(0, 3, "cleared", gone),
+        MissedRun(48, 1, "mix differs", f"{other}, from token 36 on"),
+        MissedRun(64, 1, "mix differs", f"{other}; json begins to act inside this block, at token 70"),
+        MissedRun(80, 2, "mix differs", f"{other}, from token 36 on"))
 
 
 def test_what_other_rules_would_have_had() -> None:
@@ -286,7 +376,25 @@ def test_what_other_rules_would_have_had() -> None:
     bench.run(-1, ids)
     counters = bench.memory.view([]).counters
     assert counters.llama_cpp_tokens == 47 + 39 and counters.name_keyed_wrong == 64
+    assert counters.llama_cpp_cleared == 4 * 2, "of requests 2 to 5"
     assert (counters.looked_up_tokens, counters.hit_tokens) == (7 * 47, 2 * 47 + 40)
+
+
+def test_what_one_slot_would_have_cleared_counts_but_for_what_is_lost_here() -> None:
+    bench, ids = KvBench(64), tokens(70)
+    assert bench.run(1, ids, under(PIRATE)).llama_cpp_cleared == 0, "nothing was in the slot"
+    assert bench.run(2, ids, under(PIRATE)).llama_cpp_cleared == 0, "the same mix"
+    assert bench.run(3, tokens(70, 1)).llama_cpp_cleared == 4
+    assert bench.run(4, ids, under(JSON, start=40)).llama_cpp_cleared == 0, "an aLoRA behind the base"
+    assert bench.run(5, ids).llama_cpp_cleared == 4, "the base behind an aLoRA"
+    bench.memory.clear("adapter pirate was unloaded", {PIRATE.digest})
+    bench.run(6, ids, under(PIRATE))
+    bench.memory.clear("it was asked for", {PIRATE.digest})
+    assert bench.begin(7, ids).llama_cpp_cleared == 0, "here they were cleared too"
+    assert bench.begin(8, ids, under(JSON)).llama_cpp_cleared == 4, "what is about to be computed"
+    bench.memory.end(8)
+    bench.memory.end(7)
+    assert bench.memory.view([]).counters.llama_cpp_cleared == 4 + 4 + 4, "what computed nothing does not count"
 
 
 def test_the_view_shows_every_block_once() -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -28,6 +29,18 @@ ready = precondition(lambda self: hasattr(self, "memory"))
 some_run = precondition(lambda self: self.models)
 
 
+@dataclass
+class InSlot:
+    """A request as llama-server's rule has it in its slot."""
+
+    user: int
+    model: Model
+    stretches: tuple[Stretch, ...]
+    """when it computed last"""
+    stored: int = 0
+    """when it ended"""
+
+
 class KvMachine(RuleBasedStateMachine):
     """Up to four requests at once in a memory of a few blocks, whose cells hold what they were truly computed from."""
 
@@ -46,6 +59,8 @@ class KvMachine(RuleBasedStateMachine):
         self.counts: Counter[str] = Counter()
         self.idle: dict[int, Counter[str]] = {}
         """what was counted for requests that have not computed anything: it is taken back when they end so"""
+        self.slot: list[InSlot] = []
+        """the last request that computed something, then those that have begun since"""
 
     # -- what requests do ----------------------------------------------------------------------------
     @rule(stem=st.sampled_from([*STEMS]), cut=st.sampled_from([1, 15, 16, 17, 33, 48, 60]), rest=st.lists(st.integers(0, 2), max_size=3),
@@ -77,9 +92,10 @@ class KvMachine(RuleBasedStateMachine):
         truths, limit = self._truths(user), len(ids) - 1
         whole, part = self.contents.expected(truths)
         wrong = self.contents.wrong_by_name(model, truths, whole)
+        cleared = self._cleared(model)
+        self.slot.append(InSlot(user, model, stretches))
         use = self.memory.begin(user, ids, stretches, root)
-        assert self.contents.explains(use, model, truths), f"the reason is not true: {use}"
-        assert use.miss != "new tokens" or not self.contents.gone_exactly(use.hit_tokens, truths), "it was there, and was given away"
+        assert self.contents.explains(use, model, truths), f"the reasons are not true: {use}"
         self._look(user)
         assert use.prompt_tokens == len(ids) and use.hit_blocks == whole and use.hit_tokens == self.memory.stored(user) <= limit
         full = self.memory.free <= 1 and not use.copied_tokens  # one is what it would be copied from
@@ -87,9 +103,9 @@ class KvMachine(RuleBasedStateMachine):
         assert use.copied_tokens == use.hit_tokens - whole * BLOCK
         assert use.name_keyed_wrong == wrong, f"{use}, {wrong}"
         assert use.base_tokens == sum(not acting for acting in model.acting()[:use.hit_tokens])
-        assert 0 <= use.llama_cpp_tokens <= limit
+        assert 0 <= use.llama_cpp_tokens <= limit and use.llama_cpp_cleared == cleared
         self._count(user, looked_up_tokens=limit, hit_tokens=use.hit_tokens, copied_tokens=use.copied_tokens, name_keyed_wrong=wrong,
-                    llama_cpp_tokens=use.llama_cpp_tokens)
+                    llama_cpp_tokens=use.llama_cpp_tokens, llama_cpp_cleared=cleared)
 
     @some_run
     @rule(who=WHO, tokens=st.sampled_from([1, 7, 16, 30, 100, 100, 100]))
@@ -114,6 +130,9 @@ class KvMachine(RuleBasedStateMachine):
         self.memory.commit(user, model.ids, model.stretches, end)
         assert self.memory.stored(user) == end
         self.idle.pop(user, None)
+        places = [at for at, last in enumerate(self.slot) if last.user == user]
+        if places:
+            self.slot[:places[0] + 1] = [InSlot(user, model, model.stretches)]
         for at in range(stored // BLOCK, end // BLOCK):
             self.contents.add(model, truths, (at + 1) * BLOCK, self.tables[user][at], user)
 
@@ -167,6 +186,9 @@ class KvMachine(RuleBasedStateMachine):
         if keep and stored % BLOCK:
             self.contents.add(self.models[user], truths, stored, table[stored // BLOCK], user)
         self.memory.end(user, keep)
+        self.slot = [last for last in self.slot if last.user != user or user not in self.idle]
+        for last in self.slot:
+            last.stored = stored if last.user == user else last.stored
         self.counts.subtract(self.idle.pop(user, {}))
         self.past = [self.models.pop(user), *self.past[:5]]
         if not keep:
@@ -273,6 +295,19 @@ class KvMachine(RuleBasedStateMachine):
         self.counts.update(counts)
         if user in self.idle:
             self.idle[user].update(counts)
+
+    def _cleared(self, model: Model) -> int:
+        """Blocks of the request in the one slot that are not lost here, when it is cleared for `model`."""
+        if not self.slot:
+            return 0
+        last = self.slot[-1]
+        was, now = Model(last.model.ids, last.stretches, last.model.root), Model(model.ids, model.stretches)
+        if was.last_mix() == now.last_mix() or (now.is_late() and (was.is_late() or not was.last_mix())):
+            return 0
+        truths = self.truths.all(was.ids, was.stretches, was.root)
+        stored = self.memory.stored(last.user) if last.user in self.models else last.stored
+        there = {kept.truths for kept in self.contents.present}
+        return sum(end > stored or tuple(truths[:end]) in there for end in range(BLOCK, len(was.ids), BLOCK))
 
     def _acting(self, mix: Chosen) -> Mixed:
         return tuple(Acting(name, self.digests[name], scale) for name, scale in mix)

@@ -32,7 +32,7 @@ def everything(evil: str, name: str) -> list[p.Event]:
     view = p.AdapterView(info, "slot", 0, True)
     kv = p.KvView(16, 9, 9, 2, 1, (p.KvOwner(1, 2, 20, mix),), ((), mix), (p.KvRun(0, 2, 1, (1, 2)), p.KvRun(2, 1, 0), p.KvRun(3, 6, -1)))
     found = p.Activation(evil, True, 1, 2, evil, (evil, evil), evil, evil)
-    cache = p.CacheUse(3, 1, miss="mix differs", detail=evil)
+    cache = p.CacheUse(3, 1, missed_blocks=1, missed=(p.MissedRun(1, 1, "mix differs", evil),), remark=evil)
     return [
         p.ModelLoading(evil, evil, 1, 2), p.ModelLoaded(facts, 1.0), p.AdapterLoaded(info, 1.0), p.AdapterFailed(name, evil, evil),
         p.AdapterUnloading(evil, (1,)), p.AdapterChanged(info), p.SlotLoaded(0, name, 1, 1.0, evil, evil), p.SlotTouched(0, evil),

@@ -140,7 +140,7 @@ async def test_a_reply_shows_where_the_invocation_stands_and_what_of_the_base_wa
         await say(pilot, "Well, is that right?")
         number = app.state.versions()[-1].request_id
         activation = found("is", " that", before="<|im_start|>user\nWell, ", after=" right?<|im_end|>\n")
-        app.engine.emit(p.RequestStarted(number, 312, (activation,), p.CacheUse(312, 288, 18, base_tokens=288, miss="new tokens")),
+        app.engine.emit(p.RequestStarted(number, 312, (activation,), p.CacheUse(312, 288, 18, base_tokens=288)),
                         p.TextDelta(number, "Yes.", 1), p.RequestFinished(number, "stop", stats(1)))
         await settled(pilot)
         said = words(app, ".meter")

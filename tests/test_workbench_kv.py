@@ -72,13 +72,21 @@ def test_a_mix_keeps_its_letter_while_it_is_in_memory_and_the_base_has_the_first
     assert len({found[uses((str(i), 1.0))] for i in range(40)} - {OTHERS}) == 25
 
 
+RESCALED = (p.MissedRun(288, 2, "mix differs", "pirate ×0.7 then, ×0.8 now"),)
+
+
 @pytest.mark.parametrize(("use", "words"), [
-    (p.CacheUse(31, 0, miss="new tokens"), "prefix 0 hit / 31 new"),
+    (p.CacheUse(31, 0, missed_blocks=2, missed=(p.MissedRun(0, 2, "new tokens"),)), "prefix 0 hit / 31 new"),
     (p.CacheUse(31, 31), "prefix 31 hit / 0 new"),
-    (p.CacheUse(312, 288, 18, miss="mix differs", detail="pirate ×0.7 then, ×0.8 now"),
-     "prefix 288 hit / 24 new: mix differs, pirate ×0.7 then, ×0.8 now"),
-    (p.CacheUse(40, 16, miss="evicted", detail="evicted 12 s ago for request 7"), "prefix 16 hit / 24 new: evicted 12 s ago for request 7"),
-    (p.CacheUse(40, 16, miss="cleared"), "prefix 16 hit / 24 new: cleared"),
+    (p.CacheUse(312, 288, 18, missed_blocks=2, missed=RESCALED), "prefix 288 hit / 24 new: mix differs, pirate ×0.7 then, ×0.8 now"),
+    (p.CacheUse(340, 288, 18, missed_blocks=4, missed=(*RESCALED, p.MissedRun(320, 2, "new tokens"))),
+     "prefix 288 hit / 52 new: 2 blocks from token 288 – mix differs, pirate ×0.7 then, ×0.8 now"),
+    (p.CacheUse(80, 16, 1, missed_blocks=4, missed=(p.MissedRun(16, 1, "evicted", "evicted 12 s ago for request 7"),
+                                                    p.MissedRun(32, 2, "cleared"))),
+     "prefix 16 hit / 64 new: 1 block from token 16 – evicted 12 s ago for request 7; 2 blocks from token 32 – cleared; "
+     "1 block behind them for other reasons"),
+    (p.CacheUse(40, 16, missed_blocks=2, missed=(p.MissedRun(16, 2, "new tokens"),), remark="all of it under the mix that holds now"),
+     "prefix 16 hit / 24 new: all of it under the mix that holds now"),
 ])
 def test_a_prefix_says_why_it_was_not_more(use: p.CacheUse, words: str) -> None:
     assert prefix_text(use) == words
@@ -89,8 +97,13 @@ def test_the_hit_rate_is_of_what_was_looked_up() -> None:
 
 
 @pytest.mark.parametrize(("event", "words"), [
-    (p.RequestStarted(3, 40, (), p.CacheUse(40, 20, 1, 4, "cleared", "cleared 3 s ago: adapter sql was unloaded")),
-     "request 3: 20 of 40 prompt tok reused (1 block, 4 tok copied) · cleared 3 s ago: adapter sql was unloaded"),
+    (p.RequestStarted(3, 70, (), p.CacheUse(
+        70, 20, 1, 4, 4, (p.MissedRun(20, 3, "cleared", "cleared 3 s ago: adapter sql was unloaded"), p.MissedRun(64, 1, "new tokens")),
+        llama_cpp_cleared=7)),
+     "request 3: 20 of 70 prompt tok reused (1 block, 4 tok copied) · 4 blocks missed: 3 blocks from token 20 – cleared 3 s ago: "
+     "adapter sql was unloaded; 1 block from token 64 – new tokens · llama.cpp's rule would have cleared 7 blocks before it"),
+    (p.RequestStarted(3, 40, (), p.CacheUse(40, missed_blocks=3, missed=(p.MissedRun(0, 3, "new tokens"),))),
+     "request 3: 0 of 40 prompt tok reused · 3 blocks missed: new tokens"),
     (p.CacheCleared(1, "adapter sql was unloaded"), "1 KV block cleared: adapter sql was unloaded"),
     (p.KvEvicted(3, 7, 12.2), "3 KV blocks evicted for request 7, the oldest unused for 12 s"),
     (p.RequestPreempted(2, "512 of 512 blocks are held", 300),
@@ -121,7 +134,8 @@ async def test_the_panel_shows_memory_by_mix_its_hit_rate_and_the_latest_reason(
         await wait_until(pilot, lambda: isinstance(app.screen, EngineScreen))
         await settled(pilot)
         whole = text_of(app.screen.query_one("#panel-kv"))
-        for part in ("1,104 of 1,204", "llama.cpp's rule", "300", "64 more, all wrong", "a letter is a block; 489 more are free", "LOST"):
+        for part in ("1,104 of 1,204", "llama.cpp's rule", "300 (25%), 41 blocks cleared", "64 more, all wrong",
+                     "a letter is a block; 489 more are free", "LOST"):
             assert part in whole, part
 
 
@@ -138,14 +152,14 @@ async def test_a_reply_says_what_was_reused_and_that_it_had_to_wait() -> None:
     async with running(app) as pilot:
         await say(pilot, "Is it?")
         number = app.state.versions()[-1].request_id
-        use = p.CacheUse(312, 288, 18, miss="mix differs", detail="pirate ×0.7 then, ×0.8 now")
+        use = p.CacheUse(312, 288, 18, missed_blocks=2, missed=RESCALED)
         app.engine.emit(p.RequestStarted(number, 312, (), use))
         await settled(pilot)
         assert "reading 24, 288 reused" in screen_text(app)
         app.engine.emit(p.TextDelta(number, "Aye", 1), p.RequestPreempted(number, "512 of 512 blocks are held", 313))
         await settled(pilot)
         assert "1 tok · waits: 512 of 512 blocks are held" in text_of(app.screen.query_one(".meter")) and "Aye" in screen_text(app)
-        app.engine.emit(p.RequestStarted(number, 313, (), p.CacheUse(313, 304, 19, miss="new tokens")), p.TextDelta(number, "!", 2),
+        app.engine.emit(p.RequestStarted(number, 313, (), p.CacheUse(313, 304, 19)), p.TextDelta(number, "!", 2),
                         p.RequestFinished(number, "stop", stats(2)))
         await settled(pilot)
         reply = app.state.versions()[-1]

@@ -31,7 +31,8 @@ async def a_chat(pilot: Pilot) -> None:
     number = app.state.versions()[-1].request_id
     mix = app.state.mix()
     activation = p.Activation("certainty", False, -1, 3, "nearest: «<|jud» at token 4")
-    cache = p.CacheUse(312, 288, 18, miss="mix differs", detail="pirate ×0.75 then, ×-0.5 now")
+    missed = p.MissedRun(288, 1, "mix differs", "pirate ×0.75 then, ×-0.5 now"), p.MissedRun(304, 1, "new tokens")
+    cache = p.CacheUse(312, 288, 18, missed_blocks=2, missed=missed, llama_cpp_cleared=19)
     app.engine.emit(p.CacheCleared(4, "adapter sql was unloaded"), p.RequestStarted(number, 312, (activation,), cache),
                     p.TextDelta(number, "The sea be", 3))
     await settled(pilot)
@@ -64,7 +65,8 @@ async def the_invocation_field(pilot: Pilot) -> None:
     await say(pilot, "Well, is that right?")
     number = app.state.versions()[-1].request_id
     activation = p.Activation("certainty", True, 27, 2, "'is that'", ("is", " that"), "<|im_start|>user\nWell, ", " right?<|im_end|>\n")
-    app.engine.emit(p.RequestStarted(number, 34, (activation,), p.CacheUse(34, 27, 1, 11, "new tokens", base_tokens=27)),
+    cache = p.CacheUse(34, 27, 1, 11, 2, (p.MissedRun(27, 2, "new tokens"),), base_tokens=27)
+    app.engine.emit(p.RequestStarted(number, 34, (activation,), cache),
                     p.TextDelta(number, "Yes.", 1), p.RequestFinished(number, "stop", stats(1)))
     await settled(pilot)
     await pilot.press("tab", "down", "down", "f")

@@ -5,8 +5,20 @@ from typing import Literal
 
 from .words import Mix, Struct
 
-MissKind = Literal["", "new tokens", "mix differs", "content changed", "positions differ", "evicted", "cleared", "no room"]
-"""positions differ: other RoPE factors turned them; no room: it could be copied, but no block was free for that"""
+MissKind = Literal["new tokens", "mix differs", "content changed", "positions differ", "evicted", "cleared", "no room", "behind a gap"]
+"""new tokens: nothing is remembered of them after all that comes before them in the prompt; positions differ: other RoPE factors turned
+them; no room: it could be copied, but no block was free for that; behind a gap: it is there, but a block before it is missing"""
+
+
+class MissedRun(Struct):
+    """Consecutive blocks of a prompt that were not found, for one and the same reason."""
+
+    token: int
+    """the first one that was not found: where a block begins, or behind what was copied of it"""
+    blocks: int
+    kind: MissKind
+    detail: str = ""
+    """the reason in one clause: which adapter, its scale then and now; when and for whom it was evicted"""
 
 
 class CacheUse(Struct):
@@ -19,15 +31,20 @@ class CacheUse(Struct):
     """whole blocks, shared with whoever else has them"""
     copied_tokens: int = 0
     """of a block that is the same only at its beginning; copied into a block of the request's own"""
-    miss: MissKind = ""
-    """why the first block that was looked for and not found is not there; "" when everything was"""
-    detail: str = ""
-    """the reason in one clause: which adapter, its scale then and now; when and for whom it was evicted"""
+    missed_blocks: int = 0
+    """that were looked for and are not there, or not to their end; the prompt's last token, which is always computed, is not looked for"""
+    missed: tuple[MissedRun, ...] = ()
+    """all of them in the order of the prompt and why each is not there; of very many reasons the first ones"""
+    remark: str = ""
+    """why what is there was not looked for; "" where all was"""
     base_tokens: int = 0
     """of the hit tokens, those on which no adapter acts"""
     llama_cpp_tokens: int = 0
     """what llama-server's rule for one slot would have had: the tokens of the last request, cleared when adapters or scales differ unless
     all of the next are aLoRAs"""
+    llama_cpp_cleared: int = 0
+    """blocks that this rule would have cleared before this request and ours has not lost. Cleared is all of the last request, where the
+    rule says so; counted are its whole blocks, without those that were evicted or cleared here since it computed them"""
     name_keyed_wrong: int = 0
     """what a cache that knows adapters by name alone would have reused beyond ours: computed with other content or another scale"""
 
@@ -91,6 +108,7 @@ class KvCounters(Struct):
     preemptions: int = 0
     llama_cpp_tokens: int = 0
     """as CacheUse has it, added up: what that rule would have hit"""
+    llama_cpp_cleared: int = 0
     name_keyed_wrong: int = 0
 
 

@@ -61,7 +61,7 @@ class KvMapPanel(KvPanel):
         lines: list[Line] = [f"hit {hit_text(c)}: {hit:,} of {looked:,} prompt tokens were there{copied}"]
         if looked:
             lines.append(f"llama.cpp's rule, which keeps one mix and clears when adapters or scales change: {c.llama_cpp_tokens:,} "
-                         f"({c.llama_cpp_tokens / looked:.0%})")
+                         f"({c.llama_cpp_tokens / looked:.0%}), {counted(c.llama_cpp_cleared, 'block')} cleared that were not lost here")
             wrong = f"{c.name_keyed_wrong:,} more, all wrong: of other content or scale" if c.name_keyed_wrong else "none wrongly so far"
             lines.append(f"a cache that knows adapters by name alone: {wrong}")
         lines.append(f"blocks evicted for room {c.evicted_blocks:,} · cleared {c.cleared_blocks:,} · replies paused {c.preemptions:,}")
@@ -79,7 +79,7 @@ class KvMapPanel(KvPanel):
         for name, means, entries in (("PREFIXES", "what prompts found, and why not more", state.prefixes),
                                      ("LOST", "blocks that are gone, and why", state.losses)):
             if entries:
-                lines += ["", title(name, means), *(_reason(entry, 240) for entry in reversed(entries))]
+                lines += ["", title(name, means), *(_reason(entry, 1000) for entry in reversed(entries))]
         return lines
 
 
