@@ -21,12 +21,16 @@ def blocks_for(tokens: int) -> int:
 
 
 class BlockTable:
-    """The blocks of one request, in the order of its tokens. It changes by `append`, `replace` and `cut` only."""
+    """The blocks of one request, in the order of its tokens. It changes by `append`, `replace` and `cut` only.
 
-    __slots__ = ("blocks", "_starts")
+    `moves` grows whenever a block is taken out: a copy of the table is then to be made anew, not only longer.
+    """
+
+    __slots__ = ("blocks", "moves", "_starts")
 
     def __init__(self, blocks: Iterable[int] = ()) -> None:
         self.blocks: list[int] = []
+        self.moves = 0
         self._starts: list[int] = []
         """indexes in `blocks` at which a consecutive run begins"""
         for block in blocks:
@@ -46,6 +50,7 @@ class BlockTable:
     def cut(self, count: int) -> list[int]:
         """Keep the first `count` blocks. Returns the others."""
         rest = self.blocks[count:]
+        self.moves += 1
         del self.blocks[count:], self._starts[bisect.bisect_left(self._starts, count) :]
         return rest
 

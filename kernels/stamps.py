@@ -1,9 +1,6 @@
 """When the ops of a step began, written by the device itself: a captured step tells its times without events and without a wait."""
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
-from collections.abc import Sequence
-
 import numpy as np
-import torch
 from torch import Tensor
 
 from .triton_compat import HAS_TRITON, tl, triton
@@ -23,6 +20,7 @@ class Stamps:
         self._times = times if times is not None and times.is_cuda and HAS_TRITON else None
         self._ops: list[str] = []
         self._next = 0
+        self._numbers: dict[tuple[str, ...], np.ndarray] = {}
 
     def begin(self) -> None:
         """A pass over the step begins."""
@@ -42,11 +40,13 @@ class Stamps:
         if (stamp := self.at(op)) is not None:
             _write[(1,)](stamp[0], stamp[1], num_warps=1)
 
-    def sums(self, times: np.ndarray, ops: Sequence[str]) -> np.ndarray:
-        """Milliseconds of each of `ops` [ops] float64, from the stamps of one step [places] int64. Other names begin what is left out."""
-        numbers = np.array([ops.index(op) if op in ops else len(ops) for op in self._ops[:-1]])
-        lasted = np.diff(times[: len(self._ops)]) / 1e6
-        return np.bincount(numbers, lasted, len(ops) + 1)[: len(ops)]
+    def sums(self, times: np.ndarray, ops: tuple[str, ...]) -> np.ndarray:
+        """Milliseconds of each of `ops` [ops] float64, from the stamps of one step [places] int64. The last stamp only ends an op."""
+        if not self._ops:
+            return np.zeros(len(ops))
+        if ops not in self._numbers:
+            self._numbers[ops] = np.array([ops.index(op) for op in self._ops[:-1]])
+        return np.bincount(self._numbers[ops], np.diff(times[: len(self._ops)]), len(ops)) / 1e6
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...kernels.attention import Reach, Scores, cache_write_, paged_attention, reaches
 from ...kernels.norm import RmsNorm
+from ...kernels.prefill_attention import Pieces
 from ...kernels.rope import rope_
 from ...kernels.weights import Weight
 from ..batch import StepInputs
@@ -25,7 +26,7 @@ class Decoder:
     """
 
     def __init__(self, facts: ModelFacts, weights: dict[str, Weight], context: int) -> None:
-        self.facts = facts
+        self.facts, self.context = facts, context
         self.embedding = weights.pop("embed_tokens.weight")
         self.device, self.dtype = self.embedding.device, self.embedding.dtype
         self.layers = [take_layer(weights, i, facts, self.dtype) for i in range(facts.layers)]
@@ -87,7 +88,7 @@ class Decoder:
         if self.embedding_scale != 1:
             x = x * self.embedding_scale
         rope = self.rope.rows(inputs.rope_rows)
-        seen = {window: reaches(inputs.spans, caches, window, self.scores) for window in self._windows}
+        seen = {window: reaches(inputs.spans, caches, self.facts.heads, window, self.scores) for window in self._windows}
         for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             deltas = lora.at_layer(index) if lora is not None else NO_DELTAS
             normed = _normed(x, layer.before_attention, deltas)
@@ -98,7 +99,8 @@ class Decoder:
         return self.capped_(linear(norm(x.index_select(0, inputs.sampled), self.norm, deltas), self.head, deltas, lap))
 
     def _attention(
-        self, x: Tensor, layer: Layer, cache: Tensor, rope: list[Table], cells: Tensor, seen: Sequence[Reach], deltas: Deltas, lap: Lap,
+        self, x: Tensor, layer: Layer, cache: Tensor, rope: list[Table], cells: Tensor, seen: Sequence[Reach] | Pieces, deltas: Deltas,
+        lap: Lap,
     ) -> Tensor:
         facts = self.facts
         qkv = linear(x, layer.qkv, deltas, lap).view(x.shape[0], -1, facts.head_dim)
