@@ -1,7 +1,8 @@
 """What is known of every adapter by name, wherever its tensors are."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -23,6 +24,8 @@ class Record:
     """set by command, not by the file"""
     vocabulary: Vocabulary | None = None
     """with what it adds to the base's, if anything"""
+    pages: Mapping[str, int] = field(default_factory=dict)
+    """of rank rows that it takes on the device, by kind of fused linear"""
     leaving: bool = False
     replaced: bool = False
     """old content that running requests finish on; no mix can name it"""
@@ -57,7 +60,7 @@ class Records(dict[str, Record]):
         record = self[name]
         kept = self._free(f"{name}@{record.info.digest[:8]}")
         info = msgspec.structs.replace(record.info, name=kept)
-        self[kept] = Record(info, record.source, vocabulary=record.vocabulary, leaving=True, replaced=True)
+        self[kept] = Record(info, record.source, vocabulary=record.vocabulary, pages=record.pages, leaving=True, replaced=True)
         return kept
 
     def twins(self, info: AdapterInfo) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..kernels.rank_pages import RankPool
 from .adapter_read import Progress, ReadAdapter, differences, read_adapter
 from .adapter_records import Record, Records
 from .adapter_users import AdapterUsers
@@ -32,6 +33,7 @@ from .protocol import (
     Emit,
     HostView,
     Mix,
+    PagesView,
     SlotView,
     requests_text,
 )
@@ -66,14 +68,15 @@ class AdapterStore:
 
     def __init__(
         self, decoder: Decoder, slots: int, host_bytes: int, emit: Emit, tokenizer: Tokenizer, chat_template: str | None = None,
-        forgotten: Callable[[str, str], object] = lambda why, digest: None, wake: Callable[[], None] | None = None,
+        forgotten: Callable[[str, str], object] = lambda why, digest: None, wake: Callable[[], None] | None = None, pages: int = 0,
     ) -> None:
-        """`forgotten(why, digest)` is called when no name means the content `digest` any more. `wake`: see Fetches."""
+        """`forgotten(why, digest)` is called when no name means the content `digest` any more. `wake`: see Fetches;
+        `pages`: see Tiers."""
         self._facts, self._emit, self._tokenizer, self._chat_template = decoder.facts, emit, tokenizer, chat_template
         self._forgotten = forgotten
         self._base_vocabulary = Vocabulary(tokenizer, decoder.facts.vocab, decoder.facts.vocab)
         self._records = Records()
-        self._tiers = Tiers(decoder, slots, host_bytes, emit)
+        self._tiers = Tiers(decoder, self._records, slots, pages, host_bytes, emit)
         self._host, self._pool = self._tiers.host, self._tiers.pool
         self._fetches = Fetches(self._tiers, self._records, decoder.facts, wake)
         self._users = AdapterUsers(self._records, self._pool)
@@ -97,7 +100,7 @@ class AdapterStore:
         if CHANGES_NOTHING not in read.adapter.info.notes and self._tiers.leaves_base(read.adapter):
             notes += (CHANGES_NOTHING,)
         info = msgspec.structs.replace(read.adapter.info, notes=(*read.adapter.info.notes, *notes))
-        return replace(read, adapter=Adapter(info, read.adapter.weights), vocabulary=vocabulary)
+        return replace(read, adapter=self._tiers.prepared(Adapter(info, read.adapter.weights)), vocabulary=vocabulary)
 
     def add(self, read: ReadAdapter, name: str | None = None) -> AdapterInfo:
         """Take what was read into the host tier under `name`, or a free name made from its folder's.
@@ -110,7 +113,8 @@ class AdapterStore:
                 return self._already_loaded(name, read)
             adapter = self._named(read.adapter, name)
             self._host.check_fits(adapter)
-            self._records[name] = Record(adapter.info, read.source, vocabulary=read.vocabulary)
+            self._records[name] = Record(
+                adapter.info, read.source, vocabulary=read.vocabulary, pages=self._tiers.page_needs(adapter.weights))
             self._host.put(name, adapter, read.ms)
             self._emit(AdapterLoaded(adapter.info, read.ms))
             return adapter.info
@@ -126,12 +130,13 @@ class AdapterStore:
                 raise AdapterError(f"adapter {name!r} is being unloaded, it waits for {requests_text(self._users.of(name))}; "
                                    "load it again after that")
             old, adapter = record.info, self._named(read.adapter, name)
-            adapter = Adapter(kept_invocation(adapter.info, old, record.own_invocation), adapter.weights)
+            adapter = replace(adapter, info=kept_invocation(adapter.info, old, record.own_invocation))
             changes = differences(old, adapter.info)
             if _tokens(read.vocabulary) != _tokens(record.vocabulary):
                 changes += ("the added tokens",)
             swap = self._swap(name, adapter, read.ms) if changes else Swap()
-            self._records[name] = Record(adapter.info, read.source, own_invocation=record.own_invocation, vocabulary=read.vocabulary)
+            self._records[name] = Record(adapter.info, read.source, own_invocation=record.own_invocation, vocabulary=read.vocabulary,
+                                         pages=self._tiers.page_needs(adapter.weights))
             self._tell_gone(f"adapter {name!r} was reloaded", old.digest)
             others = self._records.neighbours(name)
             self._emit(AdapterReloaded(adapter.info, old.digest, changes, others, swap.users, swap.kept_as, read.ms))
@@ -256,6 +261,12 @@ class AdapterStore:
         """Whether `name` is loaded and still means the content `digest`."""
         return name in self._records and self._records[name].info.digest == digest
 
+    def check_holds(self, acting: Mapping[str, str]) -> None:
+        """Raises LookupError for the first name of `acting` (name -> digest) that no longer `holds`."""
+        for name, digest in acting.items():
+            if not self.holds(name, digest):
+                raise LookupError(f"adapter {name!r} holds other content than a request began with; start that request again")
+
     def release(self, user: int) -> None:
         """The request `user` is over: its adapters may be evicted, and those being unloaded go if nobody else needs them."""
         with self._lock:
@@ -300,6 +311,14 @@ class AdapterStore:
 
     def slot_views(self) -> tuple[SlotView, ...]:
         return self._pool.views()
+
+    @property
+    def page_pools(self) -> Mapping[str, RankPool]:
+        """Where the pages lie on the device, by kind of fused linear; none where adapters have no pages."""
+        return self._tiers.pages.pools if self._tiers.pages is not None else {}
+
+    def page_views(self) -> tuple[PagesView, ...]:
+        return self._tiers.pages.views() if self._tiers.pages is not None else ()
 
     def host_view(self) -> HostView:
         return self._host.view()

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from ..kernels.rank_pages import PAGE_ROWS
 from .base_parts import BaseFile
 from .blocks import BLOCK_TOKENS, blocks_for
 from .failures import OutOfMemory
 from .memory import free_memory, total_memory
 from .models.facts import ModelFacts
+from .page_image import page_shapes
 from .protocol import LoadModel
 from .weights.memory import DENSE_SHARE, weight_bytes
 
@@ -21,6 +23,10 @@ MEMORY_SHARE = 0.25
 """of the memory that is free beside the weights, what KV blocks may take"""
 STEP_TOKENS = {"cpu": 128, "cuda": 2048}
 """tokens of one step: small enough that a long prompt does not stall the replies beside it"""
+PAGE_SHARE = 0.25
+"""of the memory of a CUDA device that is free beside weights and KV blocks, what pages of rank rows may take"""
+SLOT_PAGES = 8
+"""of each kind of linear for each slot: 128 rank rows"""
 MAX_SLOTS = 256
 """the snapshot shows every one of them"""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -44,6 +50,8 @@ class EngineConfig:
     notes: tuple[str, ...]
     """what a user should know of these choices"""
     max_running: int = 32
+    pages: int = 0
+    """of rank rows, for each kind of fused linear; 0 where adapters are held whole"""
 
 
 def make_config(command: LoadModel, base: BaseFile, make_room: Callable[[], None]) -> EngineConfig:
@@ -57,8 +65,10 @@ def make_config(command: LoadModel, base: BaseFile, make_room: Callable[[], None
     _check_numbers(command, base.facts)
     packed, need, free, weights_note = _place_weights(command, base, device, dtype, make_room)
     context, blocks, context_note = _place_context(command, base, device, dtype, free - need)
+    left = free - need - blocks * _block_bytes(base.facts, dtype)
+    pages, page_note = _place_pages(command.slots, base.facts, dtype, left) if device.type == "cuda" else (0, "")
     return EngineConfig(device, dtype, context, blocks, STEP_TOKENS[device.type], command.slots, command.host_cache_bytes,
-                        packed, tuple(filter(None, (weights_note, context_note))))
+                        packed, tuple(filter(None, (weights_note, context_note, page_note))), pages=pages)
 
 
 def _place_weights(
@@ -92,7 +102,7 @@ def _place_context(command: LoadModel, base: BaseFile, device: torch.device, dty
     facts = base.facts
     usual = min(facts.context, DEFAULT_CONTEXT)
     wanted = command.context or usual
-    block_bytes = 2 * facts.layers * facts.kv_out * dtype.itemsize * BLOCK_TOKENS
+    block_bytes = _block_bytes(facts, dtype)
     blocks = min(FULL_CONTEXTS * blocks_for(wanted), int(MEMORY_SHARE * left) // block_bytes)
     context = min(wanted, blocks * BLOCK_TOKENS)
     if blocks < 1 or context < command.context:
@@ -103,6 +113,23 @@ def _place_context(command: LoadModel, base: BaseFile, device: torch.device, dty
         return context, blocks, ""
     return context, blocks, (f"the context is {context} tokens instead of {usual}: "
                              f"no more fit into {MEMORY_SHARE:.0%} of the memory that is free")
+
+
+def _place_pages(slots: int, facts: ModelFacts, dtype: torch.dtype, left: int) -> tuple[int, str]:
+    """Pages of each kind of linear in `left` bytes beside weights and KV blocks, and what to say when they are fewer than usual."""
+    one = dtype.itemsize * sum(shape.numbers for shape in page_shapes(facts).values())
+    usual, most = slots * SLOT_PAGES, int(PAGE_SHARE * left) // one
+    if most >= usual:
+        return usual, ""
+    if most < 1:
+        return 0, (f"adapters are held whole and steps that use them run without graphs: a page of rank rows takes {one:,} bytes, more "
+                   f"than {PAGE_SHARE:.0%} of the memory that is free")
+    return most, (f"there are {most} pages of {PAGE_ROWS} rank rows for adapters instead of {usual}: "
+                  f"no more fit into {PAGE_SHARE:.0%} of the memory that is free")
+
+
+def _block_bytes(facts: ModelFacts, dtype: torch.dtype) -> int:
+    return 2 * facts.layers * facts.kv_out * dtype.itemsize * BLOCK_TOKENS
 
 
 def _check_numbers(command: LoadModel, facts: ModelFacts) -> None:

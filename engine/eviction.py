@@ -1,7 +1,7 @@
 """Which key of a full cache goes first: the least recently used."""
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 
 class Lru:
@@ -21,7 +21,3 @@ class Lru:
     def __iter__(self) -> Iterator[str]:
         """Least recently used first."""
         return iter(self._order)
-
-    def victims(self, count: int, protected: Collection[str]) -> list[str]:
-        """The `count` least recently used keys outside `protected`, or fewer when there are no more."""
-        return [key for key in self._order if key not in protected][:max(count, 0)]

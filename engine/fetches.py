@@ -1,17 +1,18 @@
 """Adapters on their way to those who wait for them: from disk to the host tier beside the loop, and into slots that are free."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
-from .adapter_read import ReadAdapter, read_again
+from .adapter_read import Progress, ReadAdapter, Source, read_again
 from .adapter_records import Records
 from .adapters.adapter import Adapter
 from .adapters.errors import AdapterError
 from .disk_read import DiskRead
 from .failures import out_of_memory, refusal, sentence
 from .models.facts import ModelFacts
+from .protocol import AdapterInfo
 from .tiers import Tiers
 
 
@@ -112,7 +113,7 @@ class Fetches:
             for name in want.names:
                 if name in near or name not in self._records or self._tiers.pool.get(name) is not None:
                     continue
-                size = self._records[name].info.bytes
+                size = self._tiers.host_bytes(self._records[name].info, self._records[name].pages)
                 if size > room and place:
                     return near
                 near[name] = want.because, size <= room
@@ -127,18 +128,21 @@ class Fetches:
             return
         if name := next(filter(self._on_disk, near), ""):
             record = self._records[name]
-            read = partial(read_again, record.source, record.info, self._facts)
+            read = partial(self._read, record.source, record.info)
             self._now = _Fetch(name, record.info.digest, near[name], DiskRead(read, self._wake))
+
+    def _read(self, source: Source, info: AdapterInfo, progress: Progress, cancelled: Callable[[], bool]) -> ReadAdapter:
+        read = read_again(source, info, self._facts, progress, cancelled)
+        return replace(read, adapter=self._tiers.prepared(read.adapter))
 
     def _fill_free_slot(self, wanted: Sequence[Want]) -> None:
         """One adapter a step, so that replies wait for little; none into a slot that an earlier one will take."""
-        free, seen = self._tiers.pool.free, set[str]()
+        ahead: dict[str, Mapping[str, int]] = {}
         for want in wanted:
-            lacking = [name for name in want.names if name not in seen and self._tiers.pool.get(name) is None]
-            if len(lacking) > free:
+            lacking = [name for name in want.names if name not in ahead and self._tiers.pool.get(name) is None]
+            ahead |= self._tiers.needs(lacking)
+            if not self._tiers.pool.has_room(ahead):
                 return
-            free -= len(lacking)
-            seen.update(lacking)
             for name in lacking:
                 if name in self._tiers.host and name not in self._failures:
                     self._fill(name, want.because)

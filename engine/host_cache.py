@@ -21,9 +21,9 @@ class HostCache:
 
     def check_fits(self, adapter: Adapter) -> None:
         """Raise AdapterError when the tier could not hold `adapter` even if it were empty."""
-        if adapter.info.bytes > self.limit_bytes:
+        if adapter.host_bytes > self.limit_bytes:
             raise AdapterError(
-                f"{adapter.info.path}: the adapter takes {adapter.info.bytes:,} bytes, the host cache holds {self.limit_bytes:,}; "
+                f"{adapter.info.path}: the adapter takes {adapter.host_bytes:,} bytes, the host cache holds {self.limit_bytes:,}; "
                 "start with a larger --host-cache"
             )
 
@@ -36,22 +36,22 @@ class HostCache:
 
     def has_room(self, adapter: Adapter) -> bool:
         """Whether `adapter` could be kept without the loss of what someone waits for."""
-        waited_for = sum(self._adapters[name].info.bytes for name in self.kept if name in self._adapters)
-        return waited_for + adapter.info.bytes <= self.limit_bytes
+        waited_for = sum(self._adapters[name].host_bytes for name in self.kept if name in self._adapters)
+        return waited_for + adapter.host_bytes <= self.limit_bytes
 
     def put(self, name: str, adapter: Adapter, ms: float, because: str = "") -> None:
         """Keep `adapter` under `name`, evicting others to make room. `check_fits` must hold. `because` completes "for ..."."""
-        excess = self.used_bytes + adapter.info.bytes - self.limit_bytes
+        excess = self.used_bytes + adapter.host_bytes - self.limit_bytes
         for victim in sorted(self._lru, key=self.kept.__contains__):
             if excess <= 0:
                 break
-            excess -= self._adapters[victim].info.bytes
+            excess -= self._adapters[victim].host_bytes
             freed = self.drop(victim)
-            self._emit(HostEvicted(victim, freed, f"{name} needed {adapter.info.bytes:,} bytes of {self.limit_bytes:,}"))
+            self._emit(HostEvicted(victim, freed, f"{name} needed {adapter.host_bytes:,} bytes of {self.limit_bytes:,}"))
         self._adapters[name] = adapter
         self._lru.touch(name)
-        self.used_bytes += adapter.info.bytes
-        self._emit(HostLoaded(name, adapter.info.bytes, ms, because))
+        self.used_bytes += adapter.host_bytes
+        self._emit(HostLoaded(name, adapter.host_bytes, ms, because))
 
     def drop(self, name: str) -> int:
         """Forget `name`; the bytes that it took, 0 when it was not here."""
@@ -59,8 +59,8 @@ class HostCache:
         if adapter is None:
             return 0
         self._lru.remove(name)
-        self.used_bytes -= adapter.info.bytes
-        return adapter.info.bytes
+        self.used_bytes -= adapter.host_bytes
+        return adapter.host_bytes
 
     def __contains__(self, name: str) -> bool:
         return name in self._adapters

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from ..kernels.lora import ExpandSlice, LoraLinear, LoraStep, RowVectors
+from ..kernels.rank_pages import PAGE_ROWS
 from .dora_rows import DoraRows
+from .page_lists import KindLists, list_obstacle, page_lists
+from .page_pool import PagePool
+from .paged_linears import PagedLinear, PagedLinears
 from .slots import FusedPart, Slot, SlotContent, VocabularyPart
 
 
@@ -40,6 +44,10 @@ class Routing:
     column_maps: tuple[Tensor, ...]
     device: torch.device
     max_rank: int
+    lists: Mapping[str, KindLists]
+    """the pages that act, by kind of fused linear"""
+    obstacle: str
+    """why a step under a graph cannot read them, "" when it can"""
     copied_bytes: int
     """of its tensors that are no slot's own: what several adapters have at one place, copied end to end"""
 
@@ -55,9 +63,11 @@ class Routing:
 class RoutingCache:
     """The last compositions, by the contents of their slots: a change of scales or of tokens builds nothing."""
 
-    def __init__(self, layers: int, slices: Mapping[tuple[int, str], Sequence[int]], device: torch.device, size: int = 2) -> None:
-        """`slices`: (layer, fused linear) -> output sizes of its modules. `size` bounds the memory of composed copies."""
-        self._layers, self._slices, self._device, self._size = layers, slices, device, size
+    def __init__(self, layers: int, slices: Mapping[tuple[int, str], Sequence[int]], device: torch.device, size: int = 2,
+                 pool: PagePool | None = None) -> None:
+        """`slices`: (layer, fused linear) -> output sizes of its modules. `size` bounds the memory of composed copies. `pool` holds the
+        pages of the contents that have some."""
+        self._layers, self._slices, self._device, self._size, self._pool = layers, slices, device, size, pool
         self._vocab = slices[layers, "lm_head"][0]
         self._cached: OrderedDict[tuple[tuple[int, int], ...], Routing] = OrderedDict()
 
@@ -84,16 +94,19 @@ class RoutingCache:
 
     def _compose(self, slots: Sequence[Slot]) -> Routing:
         contents = [slot.content for slot in slots if slot.content is not None]
+        names = [slot.adapter for slot in slots]
         layouts: dict[tuple[int, ...], int] = {}
         places: list[dict[str, LoraLinear]] = [{} for _ in range(self._layers + 1)]
         for (layer, fused), sizes in self._slices.items():
             parts = [(column, content.parts[layer, fused]) for column, content in enumerate(contents) if (layer, fused) in content.parts]
             if parts:
-                places[layer][fused] = self._compose_linear(parts, sizes, layouts)
+                places[layer][fused] = self._compose_linear(parts, sizes, layouts, self._added_bias(contents, (layer, fused)))
         vectors = tuple(self._compose_vectors(layer, contents) for layer in range(self._layers + 1))
+        used = _used(places, vectors)
+        lists, linears = self._paged(contents, places, layouts)
         return Routing(
             columns={slot.adapter: column for column, slot in enumerate(slots)},
-            layers=tuple(places),
+            layers=tuple(linears),
             vectors=vectors,
             embedding=tuple((column, content.embedding) for column, content in enumerate(contents) if content.embedding),
             head=tuple((column, content.head) for column, content in enumerate(contents) if content.head),
@@ -102,11 +115,39 @@ class RoutingCache:
             column_maps=tuple(torch.tensor(layout, device=self._device) for layout in layouts),
             device=self._device,
             max_rank=max(content.rank for content in contents),
-            copied_bytes=_copied_bytes(_used(places, vectors), contents),
+            lists=lists,
+            obstacle=next((f"adapter {name} has {content.beyond_pages}" for name, content in zip(names, contents, strict=True)
+                           if content.beyond_pages), "") or list_obstacle(names, lists),
+            copied_bytes=_copied_bytes(used, contents),
         )
 
+    def _paged(
+        self, contents: Sequence[SlotContent], places: Sequence[Mapping[str, LoraLinear]], layouts: dict[tuple[int, ...], int],
+    ) -> tuple[dict[str, KindLists], list[Mapping[str, LoraLinear]]]:
+        """The pages that act, and the linears of every layer with them: they are read where they lie."""
+        if self._pool is None:
+            return {}, list(places)
+        lists = page_lists([content.pages for content in contents], self._pool.shapes)
+        linears: list[dict[str, PagedLinear | LoraLinear]] = [dict(place) for place in places]
+        indexes: dict[tuple[int, ...], Tensor] = {}
+        for kind, one in lists.items():
+            for layer in range(len(one.counts)):
+                pages, columns = one.at(layer)
+                place = self._layers if kind == "lm_head" else layer
+                if not pages:
+                    continue
+                if pages not in indexes:
+                    indexes[pages] = torch.tensor(pages, device=self._device)
+                behind = places[place].get(kind)
+                rows = [column for column in columns for _ in range(PAGE_ROWS)] * self._pool.pools[kind].slices
+                layout = (*rows, *(list(layouts)[behind.layout] if behind else ()))
+                linears[place][kind] = PagedLinear(
+                    self._pool.pools[kind], layer, pages, indexes[pages], one.slices, layouts.setdefault(layout, len(layouts)),
+                    self._added_bias(contents, (place, kind)), behind)
+        return lists, [PagedLinears(linears_of) for linears_of in linears]
+
     def _compose_linear(
-        self, parts: Sequence[tuple[int, FusedPart]], sizes: Sequence[int], layouts: dict[tuple[int, ...], int],
+        self, parts: Sequence[tuple[int, FusedPart]], sizes: Sequence[int], layouts: dict[tuple[int, ...], int], bias: RowVectors | None,
     ) -> LoraLinear:
         """Slice-major rows of `parts` (column of W, share); a single share is used as it lies, without a copy."""
         rows: list[Tensor] = []
@@ -130,7 +171,10 @@ class RoutingCache:
             out += size
         a = parts[0][1].a if len(parts) == 1 else torch.cat(rows)
         layout = layouts.setdefault(tuple(columns), len(layouts))
-        return LoraLinear(a, tuple(slices), layout, self._stacked([(column, part.bias) for column, part in parts]))
+        return LoraLinear(a, tuple(slices), layout, bias)
+
+    def _added_bias(self, contents: Sequence[SlotContent], place: tuple[int, str]) -> RowVectors | None:
+        return self._stacked([(column, content.lora_biases.get(place)) for column, content in enumerate(contents)])
 
     def _compose_vectors(self, layer: int, contents: Sequence[SlotContent]) -> Vectors | None:
         biases = self._stacked_by_name(layer, [content.biases for content in contents])
@@ -165,7 +209,8 @@ def _used(places: Sequence[Mapping[str, LoraLinear]], vectors: Sequence[Vectors 
 
 
 def _copied_bytes(used: Sequence[Tensor], contents: Sequence[SlotContent]) -> int:
-    own = {factor.data_ptr() for content in contents for part in content.parts.values() for factor in (part.a, *part.b, part.bias)
+    own = {factor.data_ptr() for content in contents for part in content.parts.values() for factor in (part.a, *part.b)
            if factor is not None}
-    own |= {vector.data_ptr() for content in contents for vector in (*content.biases.values(), *content.norms.values())}
+    own |= {vector.data_ptr() for content in contents
+            for vector in (*content.lora_biases.values(), *content.biases.values(), *content.norms.values())}
     return sum(tensor.nbytes for tensor in used if tensor.data_ptr() not in own)

@@ -12,7 +12,9 @@ from ..kernels.weights import row_chunks, rows
 from .adapters.adapter import VOCABULARY, Adapter, LoraPair, TokenRows
 from .adapters.errors import AdapterError
 from .dora_rows import EMBEDDING, BaseSquares, DoraRows, Place, embedding_stats, linear_stats
+from .finite import check_finite
 from .models.facts import module_shapes
+from .page_image import PageImage
 from .slots import FusedPart, SlotContent, VocabularyPart, fused_modules
 
 if TYPE_CHECKING:
@@ -22,12 +24,13 @@ PRODUCT_ROWS = 256
 """of a product in double precision that are held at once"""
 
 
-def build_content(adapter: Adapter, decoder: Decoder, squares: BaseSquares) -> SlotContent:
-    """`adapter` as a slot of this base holds it; scaling is folded into B in fp32 before it is rounded to the dtype.
+def build_content(adapter: Adapter, decoder: Decoder, squares: BaseSquares, image: PageImage | None = None) -> SlotContent:
+    """`adapter` as a slot of this base holds it, but for what `image` has for pages; scaling is folded into B in fp32 before it is rounded
+    to the dtype.
 
     `squares` keeps what DoRA needs of the base. Raises AdapterError for numbers that are too large for the dtype.
     """
-    return _Builder(adapter, decoder, squares).content()
+    return _Builder(adapter, decoder, squares, image).content()
 
 
 def check_adapter(adapter: Adapter, decoder: Decoder) -> None:
@@ -45,8 +48,9 @@ def check_adapter(adapter: Adapter, decoder: Decoder) -> None:
 
 
 class _Builder:
-    def __init__(self, adapter: Adapter, decoder: Decoder, squares: BaseSquares) -> None:
+    def __init__(self, adapter: Adapter, decoder: Decoder, squares: BaseSquares, image: PageImage | None = None) -> None:
         self._adapter, self._weights, self._decoder, self._squares = adapter, adapter.weights, decoder, squares
+        self._in_pages = image.ranks if image is not None else {}
         self._device, self._dtype = decoder.device, decoder.dtype
         self._shapes = module_shapes(decoder.facts)
         self._moved: dict[tuple[int, int], Tensor] = {}
@@ -54,38 +58,45 @@ class _Builder:
 
     def content(self) -> SlotContent:
         weights = self._weights
-        parts = dict(self._parts())
+        parts, lora_biases = dict(self._parts()), dict(self._lora_biases())
         biases, norms = self._biases(), self._norms()
         embedding, head = self._embedding(), self._head()
         stats = dict(self._stats())
         dora = DoraRows(stats) if stats else None
-        tensors = [tensor for part in parts.values() for tensor in (part.a, *part.b, part.bias) if tensor is not None]
-        tensors += [*biases.values(), *norms.values(), *(tensor for part in (embedding, head) if part for tensor in part.tensors)]
+        tensors = [tensor for part in parts.values() for tensor in (part.a, *part.b) if tensor is not None]
+        tensors += [*lora_biases.values(), *biases.values(), *norms.values()]
+        tensors += (tensor for part in (embedding, head) if part for tensor in part.tensors)
         return SlotContent(
             parts, nbytes_once(tensors) + (dora.nbytes if dora else 0), max((pair.rank for pair in weights.pairs), default=0),
-            biases, norms, embedding, head, dora)
+            lora_biases, biases, norms, embedding, head, dora)
 
     def _parts(self) -> Iterator[tuple[Place, FusedPart]]:
         for place, modules in fused_modules(self._decoder.facts).items():
             pairs = [self._weights.modules.get(module) for module in modules]
             present = [pair for pair in pairs if pair is not None]
-            if not present:
+            if not present or self._is_in_pages(place):
                 continue
             what = f"the weights of {' or '.join(modules)} times their effective scale"
             a = self._checked(torch.cat([pair.a.to(self._device, self._dtype) for pair in present]), what)
-            b = tuple(None if pair is None else self._checked(self._expand_factor(pair), what) for pair in pairs)
-            yield place, FusedPart(a, b, self._added_bias(modules, pairs, what))
+            yield place, FusedPart(a, tuple(None if pair is None else self._checked(self._expand_factor(pair), what) for pair in pairs))
+
+    def _is_in_pages(self, place: Place) -> bool:
+        layer, kind = place
+        ranks = self._in_pages.get(kind)
+        return ranks is not None and bool(ranks[0 if kind == "lm_head" else layer].any())
 
     def _expand_factor(self, pair: LoraPair) -> Tensor:
         """scaling * B^T [r, d_out], contiguous."""
         return pair.b.to(self._device, torch.float32).mul(pair.scaling).T.contiguous().to(self._dtype)
 
-    def _added_bias(self, modules: Iterable[str], pairs: Iterable[LoraPair | None], what: str) -> Tensor | None:
-        vectors = {
-            module: pair.bias.to(self._device, torch.float32) * pair.scaling
-            for module, pair in zip(modules, pairs, strict=True) if pair is not None and pair.bias is not None
-        }
-        return self._checked(self._joined(modules, vectors), what) if vectors else None
+    def _lora_biases(self) -> Iterator[tuple[Place, Tensor]]:
+        for place, modules in fused_modules(self._decoder.facts).items():
+            pairs = {module: self._weights.modules[module] for module in modules if module in self._weights.modules}
+            vectors = {module: pair.bias.to(self._device, torch.float32) * pair.scaling
+                       for module, pair in pairs.items() if pair.bias is not None}
+            if vectors:
+                yield place, self._checked(self._joined(modules, vectors),
+                                           f"the biases of {' or '.join(modules)} times their effective scale")
 
     def _joined(self, modules: Iterable[str], vectors: Mapping[str, Tensor]) -> Tensor:
         """A vector over the outputs of a fused linear, zero for the modules that have none."""
@@ -190,10 +201,7 @@ class _Builder:
         return self._moved[key]
 
     def _checked(self, tensor: Tensor, what: str) -> Tensor:
-        if not torch.isfinite(tensor).all():
-            raise AdapterError(f"{self._adapter.info.path}: {what} are too large for {str(self._dtype).removeprefix('torch.')}; "
-                               "load the base with --dtype fp32 or lower lora_alpha")
-        return tensor
+        return check_finite(tensor, self._adapter, what)
 
 
 def _check_product(adapter: Adapter, module: str, pair: LoraPair, dtype: torch.dtype) -> None:

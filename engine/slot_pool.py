@@ -1,13 +1,19 @@
 """The device's slots: who is in which, who may not be moved, who goes when room is needed."""
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
 from .eviction import Lru
+from .page_image import PageImage
+from .page_pool import PagePool
 from .protocol import Emit, SlotEvicted, SlotLoaded, SlotTouched, SlotView, requests_text
 from .slots import Slot, SlotContent
+
+Needs = Mapping[str, Mapping[str, int]]
+"""adapter -> pages by kind of fused linear"""
 
 
 class MixTooLarge(ValueError):
@@ -26,13 +32,17 @@ class Arrival:
     content: SlotContent
     source: str
     ms: float
+    image: PageImage | None = None
+    """what of it goes into pages"""
 
 
 class SlotPool:
-    """`count` slots. A user is a running request; the adapters it holds stay. Emits every move with its cause."""
+    """`count` slots, and the pages of what is in them. A user is a running request; the adapters it holds stay. Emits every move with
+    its cause."""
 
-    def __init__(self, count: int, emit: Emit) -> None:
+    def __init__(self, count: int, emit: Emit, pages: PagePool | None = None) -> None:
         self.slots = tuple(Slot(index) for index in range(count))
+        self._pages = pages
         self.pinned: set[str] = set()
         self._by_name: dict[str, Slot] = {}
         self._held: dict[int, frozenset[str]] = {}
@@ -47,6 +57,10 @@ class SlotPool:
         """Slots that hold nothing."""
         return len(self.slots) - len(self._by_name)
 
+    def has_room(self, needs: Needs) -> bool:
+        """Whether adapters of these needs can enter without that any leaves."""
+        return len(needs) <= self.free and not any(lacking > 0 for lacking in self._lacking(needs).values())
+
     def users(self, name: str) -> tuple[int, ...]:
         """The running requests that hold `name`."""
         return tuple(user for user, names in self._held.items() if name in names)
@@ -55,10 +69,11 @@ class SlotPool:
         """The adapters that the running request `user` holds."""
         return self._held.get(user, frozenset())
 
-    def plan(self, names: Sequence[str], users: Collection[int]) -> tuple[list[str], list[str]]:
-        """(names without a slot, adapters that must leave for them) where `users` will hold no others. Changes nothing.
+    def plan(self, names: Sequence[str], users: Collection[int], needs: Needs) -> tuple[list[str], dict[str, str]]:
+        """(names without a slot, adapters that must leave for them -> for want of what) where `users` will hold no others.
 
-        Raises MixTooLarge when slots or pins make it impossible, SlotsBusy when adapters of other running requests do.
+        `needs` has the pages of each name. Changes nothing. Raises MixTooLarge when slots, pages or pins make it impossible, SlotsBusy when
+        adapters of other running requests do.
         """
         missing = [name for name in names if name not in self._by_name]
         total = len(self.slots)
@@ -69,18 +84,30 @@ class SlotPool:
         if len(names) > total - len(pinned):
             raise MixTooLarge(f"the mix needs {len(names)} slots, {len(pinned)} of {total} are pinned to adapters outside it "
                               f"({', '.join(pinned)}); unpin one or take adapters out of the mix")
-        free = self.free
+        self._check_pages(names, needs, pinned)
         others = {other: held for other, held in self._held.items() if other not in users and held}
-        in_use = frozenset().union(*others.values())
-        victims = self._lru.victims(len(missing) - free, in_use | set(names) | self.pinned)
-        if free + len(victims) < len(missing):
-            raise SlotsBusy(f"the mix needs {len(missing)} more of {total} slots, {free + len(victims)} can be had now; the rest "
-                            f"are held by {requests_text(others)}"
-                            + (f" or pinned ({', '.join(pinned)})" if pinned else ""))
+        protected = frozenset().union(*others.values()) | set(names) | self.pinned
+        slots, pages = len(missing) - self.free, self._lacking({name: needs.get(name, {}) for name in missing})
+        victims: dict[str, str] = {}
+        for name in self._lru:
+            short = next((kind for kind, count in self._counts(name).items() if count and pages[kind] > 0), "")
+            if name in protected or slots <= 0 and not short:
+                continue
+            victims[name] = "a slot" if slots > 0 else f"{pages[short]} more pages of {short}"
+            slots -= 1
+            pages.subtract(self._counts(name))
+        held = f"the rest are held by {requests_text(others)}" + (f" or pinned ({', '.join(pinned)})" if pinned else "")
+        if slots > 0:
+            raise SlotsBusy(f"the mix needs {len(missing)} more of {total} slots, {len(missing) - slots} can be had now; {held}")
+        for kind, lacking in pages.items():
+            if lacking > 0:
+                wanted = sum(needs.get(name, {}).get(kind, 0) for name in missing)
+                raise SlotsBusy(f"the mix needs {wanted} more pages of {kind}, {wanted - lacking} can be had now; {held}")
         return missing, victims
 
     def settle(
-        self, names: Sequence[str], arrivals: Sequence[Arrival], victims: Sequence[str], holds: Mapping[int, Sequence[str]], because: str,
+        self, names: Sequence[str], arrivals: Sequence[Arrival], victims: Mapping[str, str], holds: Mapping[int, Sequence[str]],
+        because: str,
     ) -> list[int]:
         """Carry out a plan for `names`: evict `victims`, place `arrivals`, hold for each user of `holds` those of them that it has there.
 
@@ -88,11 +115,11 @@ class SlotPool:
         """
         emptied = []
         coming = ", ".join(arrival.name for arrival in arrivals)
-        for name in victims:
+        for name, lacking in victims.items():
             slot = self._by_name[name]
             emptied.append(slot.index)
             self.remove(name)
-            self._emit(SlotEvicted(slot.index, name, f"{coming} needed a slot for {because}"))
+            self._emit(SlotEvicted(slot.index, name, f"{coming} needed {lacking} for {because}"))
         held_before = frozenset().union(*map(self.held, holds))
         arrived = {arrival.name for arrival in arrivals}
         for arrival in arrivals:
@@ -117,7 +144,10 @@ class SlotPool:
         """Empty the slot of `name`; the bytes that it took, 0 when it has none."""
         slot = self._by_name.pop(name, None)
         self._lru.remove(name)
-        return slot.clear() if slot else 0
+        content = slot.clear() if slot else None
+        if content is not None and content.pages is not None:
+            self._pages.leave(content.pages)
+        return content.nbytes if content is not None else 0
 
     def rename(self, name: str, new: str) -> None:
         """What is in the slot of `name`, and the requests that hold it, go on as `new`; `name` has no slot then."""
@@ -129,11 +159,12 @@ class SlotPool:
         self._held = {user: frozenset(new if held == name else held for held in names) for user, names in self._held.items()}
 
     def refill(self, arrival: Arrival, because: str) -> None:
-        """Other content into the slot that `arrival.name` has and no request holds."""
+        """Other content into the slot that `arrival.name` has and no request holds; none where it needs more pages than are free then."""
         slot = self._by_name[arrival.name]
         self.remove(arrival.name)
         self._emit(SlotEvicted(slot.index, arrival.name, because))
-        self._place(arrival, because)
+        if arrival.image is None or self.has_room({arrival.name: arrival.image.counts}):
+            self._place(arrival, because)
 
     def views(self) -> tuple[SlotView, ...]:
         now = monotonic()
@@ -145,7 +176,7 @@ class SlotPool:
         users = len(self.users(slot.adapter))
         return SlotView(
             slot.index, slot.adapter, slot.content.rank, slot.content.nbytes, slot.adapter in self.pinned, users,
-            0.0 if users else now - slot.last_used,
+            0.0 if users else now - slot.last_used, sum(self._counts(slot.adapter).values()),
         )
 
     def _hold(self, user: int, names: Collection[str]) -> None:
@@ -158,10 +189,36 @@ class SlotPool:
 
     def _place(self, arrival: Arrival, because: str) -> None:
         slot = next(slot for slot in self.slots if slot.content is None)
-        slot.fill(arrival.name, arrival.content)
+        content = arrival.content
+        if arrival.image is not None:
+            content = content.with_pages(self._pages.enter(arrival.image))
+        slot.fill(arrival.name, content)
         self._by_name[arrival.name] = slot
         self._lru.touch(arrival.name)
-        self._emit(SlotLoaded(slot.index, arrival.name, arrival.content.nbytes, arrival.ms, arrival.source, because))
+        self._emit(SlotLoaded(slot.index, arrival.name, content.nbytes, arrival.ms, arrival.source, because))
+
+    def _counts(self, name: str) -> Mapping[str, int]:
+        """Pages by kind of what is in the slot of `name`."""
+        pages = self._by_name[name].content.pages
+        return pages.counts if pages is not None else {}
+
+    def _lacking(self, needs: Needs) -> Counter[str]:
+        """By kind, the pages that adapters of these needs take beyond those that are free; negative where enough are."""
+        lacking = Counter({kind: -free for kind, free in self._pages.free.items()} if self._pages is not None else {})
+        for counts in needs.values():
+            lacking.update(counts)
+        return lacking
+
+    def _check_pages(self, names: Sequence[str], needs: Needs, pinned: Sequence[str]) -> None:
+        for kind in self._pages.free if self._pages is not None else ():
+            wanted = sum(needs.get(name, {}).get(kind, 0) for name in names)
+            kept = sum(self._counts(name).get(kind, 0) for name in pinned)
+            if wanted > (total := self._pages.count):
+                raise MixTooLarge(f"the mix needs {wanted} pages of {kind}, there are {total}; take adapters out of it or start with "
+                                  f"--slots {-(-wanted * len(self.slots) // total)}")
+            if wanted > total - kept:
+                raise MixTooLarge(f"the mix needs {wanted} pages of {kind}, {kept} of {total} are pinned to adapters outside it "
+                                  f"({', '.join(pinned)}); unpin one or take adapters out of the mix")
 
     def _use(self, name: str) -> None:
         if (slot := self._by_name.get(name)) is not None:

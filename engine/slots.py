@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from torch import Tensor
 
 from .dora_rows import DoraRows
 from .models.facts import ModelFacts, linear_layout
+from .page_pool import AdapterPages
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +18,6 @@ class FusedPart:
 
     a: Tensor
     b: tuple[Tensor | None, ...]
-    bias: Tensor | None = None
-    """scaling * bias of lora_B, [d_out] of the whole fused linear"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,11 @@ class SlotContent:
     """One adapter on the device. Parts by (layer, fused linear); lm_head by (number of layers, "lm_head")."""
 
     parts: Mapping[tuple[int, str], FusedPart]
+    """what of its low-rank factors is not in pages"""
     nbytes: int
     rank: int
+    lora_biases: Mapping[tuple[int, str], Tensor] = field(default_factory=dict)
+    """scaling * bias of lora_B, [d_out] of the fused linear"""
     biases: Mapping[tuple[int, str], Tensor] = field(default_factory=dict)
     """trained biases of the base minus the base's, [d_out] of the fused linear"""
     norms: Mapping[tuple[int, str], Tensor] = field(default_factory=dict)
@@ -60,6 +62,18 @@ class SlotContent:
     embedding: VocabularyPart | None = None
     head: VocabularyPart | None = None
     dora: DoraRows | None = None
+    pages: AdapterPages | None = None
+
+    def with_pages(self, pages: AdapterPages) -> SlotContent:
+        return replace(self, pages=pages, nbytes=self.nbytes + pages.nbytes)
+
+    @property
+    def beyond_pages(self) -> str:
+        """What it has besides rank rows in pages, "" when that is all of it."""
+        found = {"DoRA": self.dora, "trained embedding rows": self.embedding, "trained head rows": self.head,
+                 "biases": self.biases or self.lora_biases, "trained norms": self.norms,
+                 "low-rank factors outside pages": self.parts}
+        return " and ".join(what for what, part in found.items() if part)
 
 
 @dataclass(slots=True)
@@ -77,11 +91,11 @@ class Slot:
         self.generation += 1
         self.last_used = monotonic()
 
-    def clear(self) -> int:
-        """Free the place; the bytes that the content took."""
-        freed = self.content.nbytes if self.content else 0
+    def clear(self) -> SlotContent | None:
+        """Free the place; what was in it."""
+        content = self.content
         self.adapter, self.content = "", None
-        return freed
+        return content
 
 
 def fused_modules(facts: ModelFacts) -> dict[tuple[int, str], tuple[str, ...]]:

@@ -1,19 +1,23 @@
 """The host tier and the slots of one base, and the way of an adapter between them."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
-from .adapters.adapter import Adapter
+from .adapter_records import Records
+from .adapters.adapter import Adapter, AdapterWeights
 from .dora_rows import BaseSquares
 from .host_cache import HostCache
 from .models.facts import module_shapes
-from .protocol import Emit
+from .page_image import PageImage, build_image, page_needs
+from .page_pool import PagePool
+from .protocol import AdapterInfo, Emit
 from .routing import Routing, RoutingCache
 from .slot_content import build_content, check_adapter
 from .slot_pool import Arrival, SlotPool
-from .slots import SlotContent, fused_modules
+from .slots import fused_modules
 from .untrained import leaves_base
 
 if TYPE_CHECKING:
@@ -23,14 +27,16 @@ if TYPE_CHECKING:
 class Tiers:
     """Adapters by name in RAM (`host`) and on the device (`pool`); every move is emitted with its cause."""
 
-    def __init__(self, decoder: Decoder, slots: int, host_bytes: int, emit: Emit) -> None:
+    def __init__(self, decoder: Decoder, records: Records, slots: int, pages: int, host_bytes: int, emit: Emit) -> None:
+        """`pages` of each kind of fused linear hold what adapters have of low rank; 0: it lies with the rest of them, as it comes."""
         self.host = HostCache(host_bytes, emit)
-        self.pool = SlotPool(slots, emit)
-        self._decoder = decoder
+        self._pages = PagePool(decoder.facts, pages, decoder.dtype, decoder.device) if pages else None
+        self.pool = SlotPool(slots, emit, self._pages)
+        self._decoder, self._records = decoder, records
         self._squares = BaseSquares()
         shapes = module_shapes(decoder.facts)
         outputs = {key: [shapes[module][0] for module in modules] for key, modules in fused_modules(decoder.facts).items()}
-        self._routings = RoutingCache(decoder.facts.layers, outputs, decoder.device)
+        self._routings = RoutingCache(decoder.facts.layers, outputs, decoder.device, pool=self._pages)
 
     @property
     def composed_bytes(self) -> int:
@@ -42,15 +48,42 @@ class Tiers:
     ) -> None:
         """Slots for `names`, those in `holds` held for its users. `read_again` reads what is in no tier. For errors see `SlotPool.plan`.
 
-        New adapters are on the device before any is evicted.
+        All that can fail comes before any is evicted.
         """
-        missing, victims = self.pool.plan(names, holds)
+        missing, victims = self.pool.plan(names, holds, self.needs(names))
         fetched = [self._fetch(name, read_again) for name in missing]
         for slot in self.pool.settle(names, [arrival for arrival, _ in fetched], victims, holds, because):
             self._routings.forget(slot)
         for arrival, adapter in fetched:
             if arrival.source == "disk" and self.host.has_room(adapter):
                 self.host.put(arrival.name, adapter, arrival.ms, because)
+
+    @property
+    def pages(self) -> PagePool | None:
+        return self._pages
+
+    def page_needs(self, weights: AdapterWeights) -> dict[str, int]:
+        """The pages that an adapter takes, by kind of fused linear; none where there are none. Any thread may ask."""
+        return page_needs(weights, self._pages.shapes) if self._pages is not None else {}
+
+    def needs(self, names: Iterable[str]) -> dict[str, Mapping[str, int]]:
+        """name -> `page_needs` of it."""
+        return {name: self._records[name].pages for name in names}
+
+    def prepared(self, adapter: Adapter) -> Adapter:
+        """`adapter` with the image of its pages, where there are pages and the host tier holds both; any thread may.
+
+        Raises AdapterError for numbers that are too large for the dtype.
+        """
+        needs = self.page_needs(adapter.weights)
+        if not needs or self.host_bytes(adapter.info, needs) == adapter.info.bytes:
+            return adapter
+        return replace(adapter, image=self._image(adapter))
+
+    def host_bytes(self, info: AdapterInfo, needs: Mapping[str, int]) -> int:
+        """What a prepared adapter takes of the host tier."""
+        with_image = info.bytes + (self._pages.image_bytes(needs) if needs else 0)
+        return with_image if with_image <= self.host.limit_bytes else info.bytes
 
     def check(self, adapter: Adapter) -> None:
         """Raises AdapterError for what no slot of this base could hold."""
@@ -68,14 +101,14 @@ class Tiers:
         """
         self.host.check_fits(adapter)
         slot, users = self.pool.get(name), self.pool.users(name)
-        content = self._build(adapter) if slot is not None else None
+        arrival = self._arrival(name, adapter, "host", perf_counter() - ms / 1e3) if slot is not None else None
         kept_as = set_aside() if users else ""
-        if slot is not None and content is not None:
+        if slot is not None and arrival is not None:
             self._routings.forget(slot.index)
             if users:
                 self.pool.rename(name, kept_as)
             else:
-                self.pool.refill(Arrival(name, content, "host", ms), "its file was read again")
+                self.pool.refill(arrival, "its file was read again")
         self.host.drop(name)
         self.host.put(name, adapter, ms)
         return users, kept_as
@@ -97,6 +130,9 @@ class Tiers:
         slots = [slot for name in names if (slot := self.pool.get(name)) is not None]
         if len(slots) != len(names):
             raise LookupError(f"of the adapters {list(names)} only {[slot.adapter for slot in slots]} are in slots; acquire them first")
+        for slot in slots:
+            if slot.content.pages is not None:
+                self._pages.wait(slot.content.pages)
         return self._routings.get(slots) if slots else None
 
     def _fetch(self, name: str, read_again: Callable[[str], Adapter]) -> tuple[Arrival, Adapter]:
@@ -106,7 +142,14 @@ class Tiers:
         source = "host"
         if adapter is None:
             adapter, source = read_again(name), "disk"
-        return Arrival(name, self._build(adapter), source, (perf_counter() - began) * 1e3), adapter
+        return self._arrival(name, adapter, source, began), adapter
 
-    def _build(self, adapter: Adapter) -> SlotContent:
-        return build_content(adapter, self._decoder, self._squares)
+    def _arrival(self, name: str, adapter: Adapter, source: str, began: float) -> Arrival:
+        image = adapter.image
+        if image is None and self.page_needs(adapter.weights):
+            image = self._image(adapter)
+        content = build_content(adapter, self._decoder, self._squares, image)
+        return Arrival(name, content, source, (perf_counter() - began) * 1e3, image)
+
+    def _image(self, adapter: Adapter) -> PageImage:
+        return build_image(adapter, self._pages.shapes, self._pages.dtype, self._pages.pinned)

@@ -20,6 +20,8 @@ from lora_bench.engine.mix import ActiveUse, TokenMix
 from lora_bench.engine.models.acting import ActiveLora, active_lora
 from lora_bench.engine.models.decoder import Decoder
 from lora_bench.engine.models.facts import ModelFacts, module_shapes, tensor_shapes
+from lora_bench.engine.page_image import build_image
+from lora_bench.engine.page_pool import PagePool
 from lora_bench.engine.protocol import AdapterInfo
 from lora_bench.engine.routing import RoutingCache
 from lora_bench.engine.slot_content import build_content
@@ -72,14 +74,23 @@ def _info(name: str) -> AdapterInfo:
 
 
 class _Side:
-    def __init__(self, tensors: dict[str, Tensor], adapters: dict[str, AdapterWeights], device: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, tensors: dict[str, Tensor], adapters: dict[str, AdapterWeights], device: str, dtype: torch.dtype, pages: int = 0,
+    ) -> None:
         self.decoder = Decoder(FACTS, {name: tensor.to(device, dtype) for name, tensor in tensors.items()}, FACTS.context)
         shapes, squares = module_shapes(FACTS), BaseSquares()
         sizes = {place: [shapes[module][0] for module in modules] for place, modules in fused_modules(FACTS).items()}
         slots = [Slot(index) for index in range(len(adapters))]
+        pool = PagePool(FACTS, pages, dtype, self.decoder.device) if pages else None
         for slot, (name, weights) in zip(slots, adapters.items(), strict=True):
-            slot.fill(name, build_content(Adapter(_info(name), weights), self.decoder, squares))
-        self.routing = RoutingCache(FACTS.layers, sizes, self.decoder.device).get(slots)
+            adapter = Adapter(_info(name), weights)
+            image = build_image(adapter, pool.shapes, dtype, pool.pinned) if pool is not None else None
+            content = build_content(adapter, self.decoder, squares, image)
+            slot.fill(name, content.with_pages(pool.enter(image)) if pool is not None and image is not None else content)
+        self.routing = RoutingCache(FACTS.layers, sizes, self.decoder.device, pool=pool).get(slots)
+        for slot in slots:
+            if pool is not None and slot.content is not None and slot.content.pages is not None:
+                pool.wait(slot.content.pages)
 
     def prepared(self, ids: list[list[int]]) -> tuple[object, list[Tensor], ActiveLora]:
         spans = [Span(TokenMix((), tuple(ActiveUse(name, scale, 0) for name, scale in mix)), 0, count) for count, mix in BATCH]
@@ -100,20 +111,22 @@ def sides(seed: int) -> tuple[list[list[int]], dict[str, Tensor], dict[str, Adap
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("pages", [0, 7], ids=["whole", "in pages"])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.bfloat16, 0.2), (torch.float16, 0.03)])
-def test_a_batch_of_all_kinds(sides: tuple, device: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_a_batch_of_all_kinds(sides: tuple, device: str, dtype: torch.dtype, tolerance: float, pages: int) -> None:
     ids, tensors, adapters = sides
     expected = _Side(tensors, adapters, "cpu", torch.float32).logits(ids)
-    got = _Side(tensors, adapters, device, dtype).logits(ids)
+    got = _Side(tensors, adapters, device, dtype, pages).logits(ids)
     assert got.shape == expected.shape
     for row, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
         assert (ours - theirs).norm() <= tolerance * theirs.norm(), row
 
 
 @pytest.mark.parametrize("device", [CUDA])
-def test_the_forward_never_waits_for_the_device(sides: tuple, device: str) -> None:
+@pytest.mark.parametrize("pages", [0, 7], ids=["whole", "in pages"])
+def test_the_forward_never_waits_for_the_device(sides: tuple, device: str, pages: int) -> None:
     ids, tensors, adapters = sides
-    side = _Side(tensors, adapters, device, torch.bfloat16)
+    side = _Side(tensors, adapters, device, torch.bfloat16, pages)
     side.logits(ids)
     inputs, caches, lora = side.prepared(ids)
     torch.cuda.synchronize()

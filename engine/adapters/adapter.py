@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..protocol import AdapterInfo
+
+if TYPE_CHECKING:
+    from ..page_image import PageImage
 
 VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 """the matrices with a row for each token"""
@@ -95,6 +99,13 @@ class AdapterWeights:
 class Adapter:
     info: AdapterInfo
     weights: AdapterWeights
+    image: PageImage | None = None
+    """its low-rank part as the device will hold it, where that was made already"""
+
+    @property
+    def host_bytes(self) -> int:
+        """What it takes in RAM."""
+        return self.info.bytes + (self.image.nbytes if self.image is not None else 0)
 
     @property
     def modules(self) -> Mapping[str, LoraPair]:

@@ -25,6 +25,7 @@ from .commands import (
     UnloadAdapter,
 )
 from .events import (
+    GRAPH_OPS,
     STEP_OPS,
     AdapterChanged,
     AdapterFailed,
@@ -43,6 +44,8 @@ from .events import (
     EngineFailed,
     EngineStarted,
     Event,
+    GraphCaptured,
+    GraphCapturing,
     HostEvicted,
     HostLoaded,
     InvocationFired,
@@ -99,6 +102,7 @@ from .snapshot import (
     AdapterView,
     EngineSnapshot,
     HostView,
+    PagesView,
     SlotView,
 )
 from .wire import (
@@ -158,7 +162,10 @@ __all__ = [
     "FieldVerdict",
     "Finding",
     "Generate",
+    "GRAPH_OPS",
     "GenerateTogether",
+    "GraphCaptured",
+    "GraphCapturing",
     "HostEvicted",
     "HostLoaded",
     "HostView",
@@ -182,6 +189,7 @@ __all__ = [
     "ModelInfo",
     "ModelLoaded",
     "ModelLoading",
+    "PagesView",
     "PinAdapter",
     "Prompt",
     "PromptEffect",

@@ -243,8 +243,22 @@ class RequestFailed(Struct):
     out_of_memory: bool = False
 
 
+class GraphCapturing(Struct):
+    """The first decode step of up to `rows` requests on a CUDA device: its kernels are compiled and its launches captured, once."""
+
+    rows: int
+
+
+class GraphCaptured(Struct):
+    """With `problem` it could not be: steps run without graphs from here on."""
+
+    rows: int
+    ms: float
+    problem: str = ""
+
+
 class StepFinished(Struct):
-    """One forward. `ms_by_op` has the keys of STEP_OPS; they sum to `ms`."""
+    """One forward. `ms_by_op` has the keys of STEP_OPS, or those of GRAPH_OPS when it ran as a graph; they sum to `ms`."""
 
     step: int
     prefill_tokens: int
@@ -254,9 +268,14 @@ class StepFinished(Struct):
     max_rank: int
     ms: float
     ms_by_op: dict[str, float]
+    path: str = ""
+    """"graph", or why it was none, where there are graphs: "eager: 3 prompts" """
 
 
 STEP_OPS = ("base matmul", "shrink", "expand", "attention", "sampling", "other")
+GRAPH_OPS = ("qkv", "attention", "o", "gate_up", "down", "head", "adapters", "sampling", "copy", "gaps")
+""""adapters": what they add to the linears, measured now and then and taken as the same share between; "copy": the upload of the step and the
+embedding; "gaps": while the device waited for the host"""
 
 
 class CommandFailed(Struct):
@@ -280,6 +299,6 @@ Event = (
     | SlotLoaded | SlotTouched | SlotEvicted | HostLoaded | HostEvicted | MixSet | MixRefused
     | RequestQueued | RequestStarted | RequestPreempted | InvocationFired | TextDelta | RequestFinished | RequestFailed
     | CacheCleared | KvEvicted | Scored | ScoreFailed | Tokenized
-    | StepFinished | CommandFailed | EngineFailed | EngineSnapshot
+    | GraphCapturing | GraphCaptured | StepFinished | CommandFailed | EngineFailed | EngineSnapshot
 )
 Emit = Callable[[Event], None]

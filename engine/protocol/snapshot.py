@@ -19,6 +19,18 @@ class SlotView(Struct):
     """running requests that use it"""
     idle_s: float = 0.0
     """seconds since last use"""
+    pages: int = 0
+    """of rank rows that it has, of all kinds of linear"""
+
+
+class PagesView(Struct):
+    """The pages of one kind of fused linear, each with 16 rank rows for all layers."""
+
+    kind: str
+    used: int
+    total: int
+    bytes: int
+    """of one page"""
 
 
 class AdapterView(Struct):
@@ -43,6 +55,8 @@ class EngineSnapshot(Struct):
     model: ModelInfo | None = None
     adapters: tuple[AdapterView, ...] = ()
     slots: tuple[SlotView, ...] = ()
+    pages: tuple[PagesView, ...] = ()
+    """device memory for rank rows, by kind of fused linear; none where adapters are held whole"""
     host: HostView = HostView()
     kv: KvView = KvView()
     mix: Mix = ()

@@ -1,0 +1,47 @@
+"""Copies into pages, beside the steps of a CUDA device: no step waits for one but the first that reads what it brings, on the device."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True, eq=False)
+class PageLoad:
+    """Copies on their way. `done` is None where they were over at once, or are known to be over."""
+
+    done: torch.cuda.Event | None = None
+
+
+class PageLoads:
+    """The thread that calls it runs the steps, on its current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> PageLoad:
+        """Copy into the first of each pair what the second holds in RAM, once the steps that were launched before have ended.
+
+        Both are contiguous. Of pinned memory nothing waits here; it may be forgotten at once.
+        """
+        if self._stream is None:
+            for target, source in pairs:
+                target.copy_(source)
+            return PageLoad()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+        return PageLoad(self._stream.record_event())
+
+    def wait(self, load: PageLoad) -> None:
+        """What is launched on the current stream from now on finds the copies there."""
+        if load.done is None:
+            return
+        if load.done.query():
+            load.done = None
+        else:
+            torch.cuda.current_stream(self._device).wait_event(load.done)
