@@ -330,7 +330,7 @@ async def test_the_keys_of_every_pane_are_in_the_palette() -> None:
         await to_columns(pilot)
         titles = [command.title for command in app.get_system_commands(app.screen)]
         for pane in ("columns", "prompt"):
-            assert all(f"{key.help}  ({key.keys})" in titles for key in KEYS[pane])
+            assert all(f"{key.help}  ({key.keys})" in titles for key in KEYS[pane] if key.action != "names")
         assert not any("The token before" in title for title in titles)
         await pilot.press("k")
         await settled(pilot)

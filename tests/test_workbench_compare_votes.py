@@ -17,17 +17,21 @@ from lora_bench.workbench.widgets.token_view import TokenView
 async def test_a_blind_vote_hides_the_names_until_it_is_given_and_is_kept() -> None:
     app = bench_app(*[A, B] * 4)
     votes = Counter()
-    async with running(app) as pilot:
+    async with running(app, 80, 24) as pilot:
         await pilot.press("f3")
         await settled(pilot)
-        await pilot.press("tab", "b")
+        await pilot.press("tab")
         await settled(pilot)
+        assert "b Blind" in screen_text(app).splitlines()[-1]
+        await pilot.press("b")
+        await settled(pilot)
+        assert "b Names" in screen_text(app).splitlines()[-1]
         run = await asked(pilot)
         shown = screen_text(app)
         assert "×0.75" not in shown and "base" not in shown.replace("base: Ctrl", "") and "KL(" not in shown and "reused" not in shown
         columns = await to_columns(pilot)
         last = screen_text(app).splitlines()[-1]
-        assert all(f"{number} {label}" in last for number, label in ((1, "Left"), (2, "Right"), (3, "Tie"), (4, "Both bad")))
+        assert all(key in last for key in ("1 Left", "2 Right", "3 Tie", "4 Both bad", "b Names"))
         assert "Sweep" not in last and "Mix" not in last, "what cannot be now has no key"
         await pilot.press("e", "k", "w", "m")
         await settled(pilot)

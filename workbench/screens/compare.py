@@ -55,7 +55,7 @@ class CompareScreen(SteadySize, Screen):
         self._comparing.open()
         self._writing = False
         self._ended_at = 0.0
-        self._keys_told = (False, False)
+        self._keys_told = (False, False, False)
 
     def compose(self) -> ComposeResult:
         yield Static("terminal too small to compare: at least 20×10", id="too-small", markup=False)
@@ -137,7 +137,7 @@ class CompareScreen(SteadySize, Screen):
         """What Esc does, and which keys mean something, in the footer."""
         if (writing := self._control.state.comparing) != self._writing:
             self._writing, self._ended_at = writing, 0.0 if writing else monotonic()
-        if (told := (self._hidden, self._stops)) != self._keys_told:
+        if (told := (self._hidden, self._comparing.compare.blind, self._stops)) != self._keys_told:
             self._keys_told = told
             self.refresh_bindings()
 
@@ -332,7 +332,7 @@ class CompareScreen(SteadySize, Screen):
         """Whether the footer has the key of an action: of blind replies that are not voted on yet those that vote."""
         if action == "other":
             return len(self._comparing.compare.lanes) > 2
-        return not action.startswith("want" if self._hidden else "vote")
+        return not action.startswith(("want", "difference") if self._hidden else "vote")
 
     def action_stop(self) -> None:
         if self._comparing.compare.active or not self._just_ended:  # else it was meant for the replies: their figures may come

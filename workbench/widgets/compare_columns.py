@@ -228,6 +228,9 @@ class Columns(Horizontal):
         self.screen.set_focus(self.column(place))
 
     # -- keys -----------------------------------------------------------------------------------
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
+        return action not in ("blind", "names") or self._control.comparing.compare.blind == (action == "names")
+
     def action_side(self, by: int) -> None:
         self.focus_side((self.current + by) % max(len(self._sides), 1))
 
@@ -275,6 +278,8 @@ class Columns(Horizontal):
     def action_blind(self) -> None:
         self._control.comparing.toggle_blind()
         self.post_message(self.Changed())
+
+    action_names = action_blind
 
     def action_toggle_sampling(self) -> None:
         self._control.toggle_sampling()
