@@ -4,6 +4,7 @@ The cache of all layers is one tensor [layers, 2, kv_heads, blocks, block_tokens
 of consecutive blocks is one view whose tokens lie end to end, which is how the products read them; a block is copied in one operation.
 Blocks in several runs are first laid end to end, by one copy a layer. Joining a softmax over the runs costs about as much on CPUs, and it
 rounds otherwise: so the numbers are those of a single run, bit for bit, and where blocks happen to lie never changes a reply.
+On GPUs our own kernel follows the blocks (prefill_attention.py); torch's are used there without Triton, and for wider heads than it takes.
 """
 from __future__ import annotations
 
@@ -14,28 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The rows of one request in a step, and where its keys and values lie."""
-
-    start: int
-    """its first row in the step"""
-    rows: int
-    length: int
-    """tokens in the cache, the rows of this step included; they are the last `rows` of them"""
-    runs: tuple[tuple[int, int], ...]
-    """(first block, blocks) of consecutive runs that hold the `length` tokens, in their order"""
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """What is done to the products of queries and keys before the softmax."""
-
-    scale: float | None = None
-    """None for 1 / sqrt(d)"""
-    softcap: float = 0.0
-    """c of c tanh(score / c), 0 for none"""
+from .prefill_attention import Pieces, cut_pieces, prefill_attention, takes_pieces
+from .spans import PLAIN, Scores, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +34,21 @@ class Reach:
     """[rows, tokens] in the cache's dtype, 0 or -inf, added to the scores; None where all is seen, and where a row sees all up to itself"""
 
 
-PLAIN = Scores()
 CAPPED_SCORES = 1 << 24
 """products held at once where they are capped"""
 MASK_STRIDE = 16
 """the fused kernels of CUDA copy a mask in every layer unless its rows begin at multiples of so many numbers"""
 
 
-def reaches(spans: Sequence[Span], caches: Tensor, window: int = 0, scores: Scores = PLAIN) -> tuple[Reach, ...]:
-    """What `spans` look at in layers whose rows see the last `window` tokens only, themselves included (0: all). Once a step."""
+def reaches(
+    spans: Sequence[Span], caches: Tensor, heads: int, window: int = 0, scores: Scores = PLAIN,
+) -> tuple[Reach, ...] | Pieces:
+    """What `spans` look at with `heads` query heads, in layers whose rows see the last `window` tokens only, themselves included (0: all).
+
+    Once a step. Pieces where a kernel of ours takes all spans at once (`takes_pieces`).
+    """
+    if takes_pieces(caches):
+        return cut_pieces(spans, caches, heads, window)
     return tuple(_reach(span, caches, window, scores) for span in spans)
 
 
@@ -118,13 +105,15 @@ def copy_block_(caches: Tensor, source: int, target: int, cells: int) -> None:
     caches[:, :, :, target, :cells] = caches[:, :, :, source, :cells]
 
 
-def paged_attention(q: Tensor, cache: Tensor, reaches: Sequence[Reach], scores: Scores = PLAIN) -> Tensor:
+def paged_attention(q: Tensor, cache: Tensor, reaches: Sequence[Reach] | Pieces, scores: Scores = PLAIN) -> Tensor:
     """Semantics: softmax(cap(q k^T scale) + mask) v, for every span by itself.
 
     q: [tokens, heads, d]; cache: a layer's [2, kv_heads, blocks, block_tokens, d], this step's tokens already written; `reaches` made
     with the same scores. Returns [tokens, heads * d]. KV heads are shared by views, never repeated in memory. Where q is not finite,
     neither is the result.
     """
+    if isinstance(reaches, Pieces):
+        return prefill_attention(q, cache, reaches, scores)
     attend = _attend if scores.softcap == 0 else _attend_capped
     parts = [attend(q[reach.start : reach.start + reach.rows], *_stored(cache, reach), reach.mask, scores) for reach in reaches]
     out = parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -6,7 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .decode_attention_triton import decode_attention_kernel
 from .rope import rope_
+from .stamps import Stamp
+from .triton_compat import runs_triton
+
+WIDEST = 256
+"""numbers of a head that the kernels take"""
+ROW_PROGRAMS = 128
+"""about so many programs share the tokens of one row; more where many heads share keys"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,72 @@ class Heads:
     """[size] of every head by itself"""
     k_norm: Tensor | None = None
     eps: float = 0.0
+
+
+class AttentionWork:
+    """What the programs of a launch leave for each other; one for all layers of a step of `rows` rows, which run one after another."""
+
+    def __init__(self, rows: int, heads: Heads, device: torch.device) -> None:
+        self.splits = most_splits(heads.kv_heads)
+        parts = rows * heads.kv_heads * self.splits
+        group = heads.heads // heads.kv_heads
+        self.parts = torch.empty(parts, group, head_width(heads.size), dtype=torch.float32, device=device)
+        self.sums = torch.empty(parts, 2, group, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(rows * heads.kv_heads, dtype=torch.int32, device=device)
+
+    def begin(self) -> None:
+        """A step begins. A launch leaves the counters as it found them, one that was cut short does not."""
+        self.arrived.zero_()
+
+
+def most_splits(kv_heads: int) -> int:
+    """Into how many stretches a row's tokens are parted at most: the same for all rows, contexts and batches of a model."""
+    return min(64, max(8, power_of_two(-(-ROW_PROGRAMS // kv_heads))))
+
+
+def decode_attention(
+    qkv: Tensor, cache: Tensor, out: Tensor, rows: DecodeRows, heads: Heads, work: AttentionWork, stamp: Stamp | None = None,
+) -> None:
+    """As `decode_attention_reference`, by one kernel where Triton runs. Heads wider than WIDEST are computed by the reference.
+
+    `work` was made for at least so many rows of such heads. `stamp`: where the kernel's beginning is put down, on a GPU.
+    """
+    if runs_triton(qkv) and heads.size <= WIDEST:
+        _launch(qkv, cache, out, rows, heads, work, stamp)
+    else:
+        decode_attention_reference(qkv, cache, out, rows, heads)
+
+
+def _launch(
+    qkv: Tensor, cache: Tensor, out: Tensor, rows: DecodeRows, heads: Heads, work: AttentionWork, stamp: Stamp | None,
+) -> None:
+    group, width = heads.heads // heads.kv_heads, head_width(heads.size)
+    tile, least, warps, stages = _shape(width, qkv.dtype)
+    times, index = stamp if stamp is not None else (None, 0)
+    decode_attention_kernel[(qkv.shape[0], heads.kv_heads, work.splits)](
+        qkv, cache, out, rows.positions, rows.rope_rows, rows.tables, heads.cos, heads.sin, heads.q_norm, heads.k_norm, work.parts,
+        work.sums, work.arrived, times, index, cache.shape[2], rows.tables.shape[1], heads.window, heads.scale, heads.softcap, heads.eps,
+        HEADS=heads.heads, KV_HEADS=heads.kv_heads, SIZE=heads.size, WIDTH=width, BLOCK=cache.shape[3],
+        ROTARY=0 if heads.cos is None else heads.cos.shape[1], NORMED=heads.q_norm is not None, SOFTCAP=heads.softcap != 0,
+        WINDOWED=heads.window != 0, STAMPED=stamp is not None, QUERIES=max(16, power_of_two(group)), GROUP_ROWS=power_of_two(group),
+        SPLITS=work.splits, LEAST=least, TILE=tile, STAGES=stages, num_warps=warps)
+
+
+def _shape(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Tokens read at once, fewest tokens of a program, its warps, reads under way."""
+    if dtype == torch.float32:
+        return (32 if width <= 128 else 16), 64, 4, 2
+    return (64, 64, 4, 3) if width <= 128 else (32, 64, 4, 3)
+
+
+def head_width(size: int) -> int:
+    """Numbers that the kernels hold of a head of `size`."""
+    return max(16, power_of_two(size))
+
+
+def power_of_two(number: int) -> int:
+    """The first that is not less than `number`."""
+    return 1 << (number - 1).bit_length()
 
 
 def decode_attention_reference(qkv: Tensor, cache: Tensor, out: Tensor, rows: DecodeRows, heads: Heads) -> None:

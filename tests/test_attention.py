@@ -91,7 +91,7 @@ def test_matches_plain_arithmetic(heads: int, kv_heads: int, d: int, layout: str
         queries.append(q)
         expected.append(_plain(q, kv[:, :kv_heads], kv[:, kv_heads:], window, scores.scale, scores.softcap))
         start += rows
-    got = paged_attention(torch.cat(queries).to(device), caches[0], reaches(spans, caches, window, scores), scores)
+    got = paged_attention(torch.cat(queries).to(device), caches[0], reaches(spans, caches, heads, window, scores), scores)
     assert got.shape == (start, heads * d)
     torch.testing.assert_close(got.double().cpu(), torch.cat(expected), atol=2e-5, rtol=1e-4)
 
@@ -112,7 +112,7 @@ def test_short_dtypes(dtype: torch.dtype, tolerance: float, scores: Scores, wind
         queries.append(q)
         expected.append(_plain(q, kv[:, :kv_heads], kv[:, kv_heads:], window, scores.scale, scores.softcap))
         start += rows
-    got = paged_attention(torch.cat(queries).to(device), caches[0], reaches(spans, caches, window, scores), scores)
+    got = paged_attention(torch.cat(queries).to(device), caches[0], reaches(spans, caches, heads, window, scores), scores)
     assert got.dtype == dtype
     torch.testing.assert_close(got.double().cpu(), torch.cat(expected), atol=tolerance, rtol=tolerance)
 
@@ -128,7 +128,7 @@ def test_one_row_more_than_a_tile(heads: int, kv_heads: int, d: int, window: int
         q, kv = torch.randn(rows, heads, d), torch.randn(length, 2 * kv_heads, d)
         cache_write_(caches[0], torch.arange(BLOCK, BLOCK + length, device=device), kv.to(device))
         spans = [Span(0, rows, length, ((1, -(-length // BLOCK)),))]
-        got = paged_attention(q.to(device), caches[0], reaches(spans, caches, window)).double().cpu().view(rows, heads, d)
+        got = paged_attention(q.to(device), caches[0], reaches(spans, caches, heads, window)).double().cpu().view(rows, heads, d)
         for row in (0, rows - 2, rows - 1):
             seen = kv[: length - rows + row + 1].double()
             last = _plain(q[row : row + 1], seen[:, :kv_heads], seen[:, kv_heads:], window).view(heads, d)
@@ -146,12 +146,13 @@ def test_where_blocks_lie_changes_no_bit(window: int, scores: Scores, rng: rando
             caches = _poisoned(30, kv_heads, d)
             blocks = _blocks(rng, layout, -(-length // BLOCK), list(range(rng.randint(0, 9), 30)))
             cache_write_(caches[0], _cells(blocks, length), kv)
-            got.append(paged_attention(q, caches[0], reaches([Span(0, rows, length, _runs(blocks))], caches, window, scores), scores))
+            seen = reaches([Span(0, rows, length, _runs(blocks))], caches, heads, window, scores)
+            got.append(paged_attention(q, caches[0], seen, scores))
         assert got[0].isfinite().all() and torch.equal(got[0], got[1]) and torch.equal(got[0], got[2])
 
 
 def _one(caches: torch.Tensor, *runs: tuple[int, int], rows: int, length: int, window: int = 0) -> Reach:
-    return reaches([Span(0, rows, length, runs)], caches, window)[0]
+    return reaches([Span(0, rows, length, runs)], caches, caches.shape[2], window)[0]
 
 
 def test_a_single_run_is_read_without_a_copy() -> None:

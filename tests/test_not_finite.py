@@ -132,7 +132,7 @@ def test_an_adapter_whose_product_overflows_in_one_head_is_refused(
 @pytest.mark.parametrize("rows, before", [(1, 0), (1, 4), (3, 0), (3, 4)])
 def test_attention_hides_no_bad_query(head: int, rows: int, before: int) -> None:
     caches = torch.randn(1, 2, 2, 2, 16, 8)
-    seen = reaches([Span(0, rows, rows + before, ((0, 1),))], caches)
+    seen = reaches([Span(0, rows, rows + before, ((0, 1),))], caches, 6)
     for bad in BAD:
         q = torch.randn(rows, 6, 8)
         q[-1, head, 3] = bad
