@@ -303,6 +303,6 @@ class Engine:
         running, store = model.scheduler.running, model.store
         kv = model.memory.view(((request.id, request.mix.mix) for request in running), model.runner.kv_bytes)
         return EngineSnapshot(
-            model=model.info, adapters=store.adapter_views(), slots=store.slot_views(), host=store.host_view(), kv=kv,
-            mix=self.mixes.standing, running=tuple(request.id for request in running),
+            model=model.info, adapters=store.adapter_views(), slots=store.slot_views(), pages=store.page_views(), host=store.host_view(),
+            kv=kv, mix=self.mixes.standing, running=tuple(request.id for request in running),
             waiting=tuple(request.id for request in model.scheduler.waiting), memory_bytes=memory, composed_bytes=store.composed_bytes)

@@ -6,6 +6,7 @@ import random
 from bench_pilot import bench_app, last_mix, running, say, screen_text, settled, uses, wait_until
 
 from lora_bench.engine import protocol as p
+from lora_bench.workbench.panels.engine import SlotsPanel
 from lora_bench.workbench.widgets.prompt import Prompt
 
 
@@ -103,3 +104,16 @@ async def test_a_wide_screen_after_a_narrow_one_has_all_panels_again() -> None:
         await pilot.press("f9")
         await settled(pilot)
         assert "ADAPTERS" not in screen_text(app) and "SLOTS" not in screen_text(app)
+
+
+async def test_pages_of_a_device_are_shown_with_what_each_slot_has_of_them() -> None:
+    app = bench_app()
+    async with running(app, 140, 40) as pilot:
+        slots = (p.SlotView(0, "pirate", 16, 84 << 20, users=1, pages=4), p.SlotView(1))
+        kinds = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
+        pages = tuple(p.PagesView(kind, int(kind != "lm_head"), 32, 17 << 20) for kind in kinds)
+        app.engine.emit(app.engine.snapshot(slots=slots, pages=pages))
+        await settled(pilot)
+        shown = " ".join(str(app.screen.query_one(SlotsPanel).render()).split())
+        assert "84.0 MiB 4p in use" in shown
+        assert "pages (p) qkv 1 · o 1 · gate_up 1 · down 1 · head 0 of 32 each · 2.7 GiB in all" in shown

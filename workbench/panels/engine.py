@@ -1,11 +1,13 @@
 """The engine's panels: slots and tiers, step times, events; KV memory is in `kv.py`. Each is one text made from the store."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.cells import set_cell_size
 from textual.content import Content
 from textual.widgets import Static
 
-from ...engine.protocol import STEP_OPS, SlotView
+from ...engine.protocol import PagesView, SlotView
 from ..cache_text import hit_text
 from ..charts import folded, hbar, sparkline
 from ..state import BenchState
@@ -13,7 +15,7 @@ from ..styles import QUIET
 from ..text import clean_line, counted, size_text
 
 Line = Content | str
-LORA_OPS = ("shrink", "expand")
+LORA_OPS = ("shrink", "expand", "adapters")
 """what adapters add to a step"""
 
 
@@ -56,6 +58,8 @@ class SlotsPanel(Panel):
         lines: list[Line] = [title("SLOTS", f"{used}/{len(slots)}")]
         lines += [self._slot(slot, state.idle_seconds(slot)) for slot in slots] or [
             "the engine is gone" if state.engine == "gone" else "no model yet"]
+        if state.snapshot.pages:
+            lines.append(_pages(state.snapshot.pages))
         if host.limit_bytes:
             lines.append(f"host {len(host.adapters)} · {size_text(host.used_bytes)} of {size_text(host.limit_bytes)}")
             composed = f" · adapters joined {size_text(state.snapshot.composed_bytes)}" if state.snapshot.composed_bytes else ""
@@ -68,9 +72,17 @@ class SlotsPanel(Panel):
         if not slot.adapter:
             return Content.assemble((f"G{slot.slot} · free ·", QUIET))
         state = "in use" if slot.users else f"{_age(idle)} idle"
-        facts = f"r{slot.rank:<3} {size_text(slot.bytes):>8} {state}{' ▪' if slot.pinned else ''}"
+        pages = f"{slot.pages}p " if slot.pages else ""
+        facts = f"r{slot.rank:<3} {size_text(slot.bytes):>8} {pages}{state}{' ▪' if slot.pinned else ''}"
         room = max(self.columns - len(facts) - 4, 6)
         return Content(f"G{slot.slot} {set_cell_size(clean_line(slot.adapter, room), room)} {facts}")
+
+
+def _pages(kinds: Sequence[PagesView]) -> str:
+    """How many pages of rank rows are taken, by kind of linear."""
+    used = " · ".join(f"{view.kind.removesuffix('_proj').removeprefix('lm_')} {view.used}" for view in kinds)
+    whole = size_text(sum(view.total * view.bytes for view in kinds))
+    return f"pages (p) {used} of {kinds[0].total} each · {whole} in all"
 
 
 def _age(seconds: float) -> str:
@@ -90,9 +102,11 @@ class StepsPanel(Panel):
         lines: list[Line] = [title("STEP", f"{_ms(last)} ms  p50 {_ms(p50)}  p95 {_ms(p95)}")]
         history = sparkline(folded([s.ms for s in state.steps], width), width)
         lines.append(Content.assemble((history, "$primary-lighten-2")))
-        lines += [self._op(op, step.ms_by_op.get(op, 0.0), step.ms, width - 27) for op in STEP_OPS]
+        lines += [self._op(op, ms, step.ms, width - 27) for op, ms in step.ms_by_op.items()]
         many = f"{counted(step.requests, 'seq')} · {counted(step.adapters, 'adapter')}" + (f" · r≤{step.max_rank}" if step.adapters else "")
         lines.append(f"{many} · {step.prefill_tokens}+{step.decode_tokens} tok")
+        if step.path:
+            lines.append(Content.assemble((clean_line(step.path, width), QUIET)))
         self.put(lines)
 
     def _op(self, op: str, ms: float, total: float, width: int) -> Content:

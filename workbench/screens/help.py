@@ -17,6 +17,7 @@ MAIN_PANES = ("bench", "app", "prompt", "adapters", "reply")
 WORDS = (
     ("mix", "The adapters that act, each with its scale: 1 as trained, 0 off, negative pushes the other way"),
     ("G0, G1, ...", "Slots: places on the device. An adapter must lie in one to act; the one unused longest makes room"),
+    ("pages, p", "On a GPU, memory for 16 rank rows of all layers; an adapter in a slot has some of each kind of linear that it changes"),
     ("host", "Adapters kept in memory outside the slots; disk: to be read from its file again"),
     ("⚑ aLoRA", "An adapter that acts only behind its invocation, a text at the end of the prompt: v asks for it"),
     ("▪  S  !", "In the list: pinned; solo; there is a note on it in the details"),
