@@ -59,7 +59,7 @@ class Reading:
         first, vocab = rows[0], self._engine.model.base.facts.vocab
         widest = max(row.vocab for row in rows)
         notes = (f"an adapter adds tokens: KL compares the {vocab:,} of the base alone",) if widest > vocab else ()
-        return Scored(self._command.score_id, len(self._prompt), first.tokens(), tuple(row.told() for row in rows), (*notes, *self._notes))
+        return Scored(self._command.score_id, first.tokens(), tuple(row.told() for row in rows), (*notes, *self._notes))
 
     def _request(self, number: int) -> Request:
         """A row that has read nothing. An aLoRA of its mix is invoked by the prompt alone, as when the reply was written."""

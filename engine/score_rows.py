@@ -52,8 +52,7 @@ class ScoreRow:
         return tuple(map(self._chance, self._reply, self._logprobs))
 
     def told(self) -> ScoredRow:
-        mix = self._request.mix
-        return ScoredRow(mix.mix, tuple(self._logprobs), tuple(self._kl), tuple(self._ranks), tuple(self._top), mix.activations)
+        return ScoredRow(self._request.mix.mix, tuple(self._logprobs), tuple(self._kl), tuple(self._ranks), tuple(self._top))
 
     def _chance(self, number: int, logprob: float) -> TokenChance:
         if number not in self._texts:

@@ -192,7 +192,7 @@ class FakeEngine:
             best = [p.TokenChance(1, " now", -0.2) if nats > 1 else token for token, nats in zip(tokens, kl, strict=True)]
             top = tuple((chance, p.TokenChance(2, " the", -2.3)) for chance in best)
             rows.append(p.ScoredRow(mix, logprobs, kl, tuple(1 + (nats > 1) * 37 for nats in kl), top))
-        self.emit(p.Scored(command.score_id, 31, tuple(tokens), tuple(rows)))
+        self.emit(p.Scored(command.score_id, tuple(tokens), tuple(rows)))
 
 
 def tokens_of(text: str) -> list[str]:

@@ -40,7 +40,7 @@ def row(mix: tuple, logprobs: tuple[float, ...], kl: tuple[float, ...], likelies
 
 def scored(*rows: ScoredRow) -> Scored:
     tokens = tuple(TokenChance(i, f"<{i}>", one) for i, one in enumerate(rows[0].logprobs))
-    return Scored(1, 4, tokens, rows)
+    return Scored(1, tokens, rows)
 
 
 # -- replies ---------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_distance_of_mixes_on_one_text() -> None:
     told = scored(row((PIRATE,), (-1.0, -2.0, -3.0), (0.0, 0.0, 0.0), (0, 1, 2)), row((), (-1.5, -2.0, -9.0), (0.5, 0.25, 2.25), (0, 4, 2)))
     assert distance(told, 1) == pytest.approx((1.0, 2.25, 2, 2 / 3))
     assert furthest_token(told, 2) == 2 and furthest_token(told, 1) == 0
-    assert distance(Scored(1, 4, (), (row((), (), (), ()),) * 2), 1) is None
+    assert distance(Scored(1, (), (row((), (), (), ()),) * 2), 1) is None
 
 
 def test_leaving_out_one_adapter_tells_what_it_did_to_a_token() -> None:

@@ -87,7 +87,7 @@ async def test_another_base_ends_what_runs_and_an_answer_of_the_old_one_is_not_t
         app.engine.emit(p.ModelLoaded(model(name="Other"), 1.0))
         await settled(pilot)
         assert all(row.phase == "lost" for row in rows) and "another base was loaded" in screen_text(app)
-        app.engine.emit(p.Scored(99, 3, (), ()))
+        app.engine.emit(p.Scored(99, (), ()))
         await settled(pilot)
         assert compare_of(app).run.scored is None
 
@@ -117,7 +117,7 @@ async def test_figures_of_other_content_are_not_taken() -> None:
         await say(pilot, "x")
         (score,) = app.engine.of(p.Score)
         changed = p.AdapterReloaded(adapter("pirate", digest="00"), "3f", ("x",), (), (), "", 1.0)
-        app.engine.emit(changed, p.Scored(score.score_id, 1, (), ()))
+        app.engine.emit(changed, p.Scored(score.score_id, (), ()))
         await settled(pilot)
         assert "no figures: pirate was read again while they were computed" in screen_text(app)
 

@@ -1,7 +1,6 @@
 """What a text is worth under several mixes."""
 from __future__ import annotations
 
-from .facts import Activation
 from .words import Mix, Struct
 
 
@@ -23,12 +22,10 @@ class ScoredRow(Struct):
     ranks: tuple[int, ...]
     """of the token that stands there: 1 is the likeliest"""
     top: tuple[tuple[TokenChance, ...], ...]
-    activations: tuple[Activation, ...] = ()
 
 
 class Scored(Struct):
     score_id: int
-    prompt_tokens: int
     tokens: tuple[TokenChance, ...]
     """of the reply, with the log-probability under the first mix"""
     rows: tuple[ScoredRow, ...]
