@@ -97,8 +97,10 @@ def load_model(
     memory = KvMemory(config.blocks, partial(copy_block_, caches), emit)
     store = AdapterStore(
         decoder, config.slots, config.host_cache_bytes, emit, tokenizer, base.chat_template,
-        lambda why, digest: memory.clear(why, {digest}), wake)
+        lambda why, digest: memory.clear(why, {digest}), wake, config.pages)
     runner = Runner(decoder, store, caches)
+    if config.device.type == "cuda":
+        runner.use_device_step(config.max_running, emit)
     runner.warm_up()
     progress.check()
     template = template_note(tokenizer, base.chat_template) if base.chat_template else ""

@@ -22,6 +22,11 @@ class Stamps:
         self._next = 0
         self._numbers: dict[tuple[str, ...], np.ndarray] = {}
 
+    @property
+    def live(self) -> bool:
+        """Whether anything is timed."""
+        return self._times is not None
+
     def begin(self) -> None:
         """A pass over the step begins."""
         self._next = 0

@@ -201,7 +201,7 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make(base: Path, adapter_folder: AdapterFolder, monkeypatch: pytest.MonkeyPatch, endless: None) -> Callable[..., Bench]:
-    """`make(blocks=, step_tokens=, **load)`: an engine on `base` with three adapters; no token ends a reply."""
+    """`make(blocks=, step_tokens=, pages=, **load)`: an engine on `base` with three adapters; no token ends a reply."""
     from engine_bench import NAMES, Bench
 
     from lora_bench.engine import loaded
@@ -209,8 +209,9 @@ def make(base: Path, adapter_folder: AdapterFolder, monkeypatch: pytest.MonkeyPa
     folders = {name: adapter_folder(name, ("q_proj", "v_proj", "down_proj"), r=2 + number) for number, name in enumerate(NAMES)}
     make_config = loaded.make_config
 
-    def build(blocks: int = 64, step_tokens: int = 128, **load: object) -> Bench:
-        monkeypatch.setattr(loaded, "make_config", lambda *asked: replace(make_config(*asked), blocks=blocks, step_tokens=step_tokens))
+    def build(blocks: int = 64, step_tokens: int = 128, pages: int | None = None, **load: object) -> Bench:
+        sizes = {"blocks": blocks, "step_tokens": step_tokens} | ({} if pages is None else {"pages": pages})
+        monkeypatch.setattr(loaded, "make_config", lambda *asked: replace(make_config(*asked), **sizes))
         bench = Bench(base, **{"slots": 3} | load)
         for name, folder in folders.items():
             bench.engine.load_adapter(str(folder), name)

@@ -71,6 +71,9 @@ _LINES = {
     p.CacheCleared: lambda e: (f"{counted(e.blocks, 'KV block')} cleared: {e.because}", False),
     p.KvEvicted: lambda e: (f"{counted(e.blocks, 'KV block')} evicted for request {e.request_id}, the oldest unused for {e.oldest_s:.0f} s",
                             False),
+    p.GraphCapturing: lambda e: (f"capturing the decode graph of {counted(e.rows, 'row')}; its kernels are compiled", False),
+    p.GraphCaptured: lambda e: ((f"{e.problem}; steps run without graphs", True) if e.problem else
+                                (f"the decode graph of {counted(e.rows, 'row')} is there after {e.ms / 1000:.1f} s", False)),
     p.RequestFailed: lambda e: (f"request {e.request_id} failed: {e.message}", True),
     p.CommandFailed: lambda e: (e.message, True),
     p.EngineFailed: lambda e: (e.message, True),

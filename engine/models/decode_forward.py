@@ -52,7 +52,7 @@ class DecodeForward:
         self._qkv = self._buffer(rows, facts.q_out + 2 * facts.kv_out)
         self._mixed = self._buffer(rows, facts.q_out)
         self._inner = self._buffer(rows, facts.intermediate)
-        self._logits = self._buffer(rows, decoder.head.weight.shape[0])
+        self.logits = self._buffer(rows, decoder.head.weight.shape[0])
         slices = {kind: len(modules) for kind, modules in linear_layout(facts).items()} | {"lm_head": 1}
         linears = [(linear, index) for index, layer in enumerate(decoder.layers) for linear in layer.linears]
         linears.append((decoder.head, facts.layers))
@@ -65,12 +65,12 @@ class DecodeForward:
 
     @torch.inference_mode()
     def __call__(self, step: DecodeStep) -> Tensor:
-        """Logits [rows, vocab] in the dtype of the base, valid until the next call; keys and values of the rows are stored."""
+        """Logits [rows, vocab] in the dtype of the base, the first rows of `logits`; keys and values of the rows are stored."""
         facts, layers = self._facts, self._decoder.layers
         self._linears.begin()
         self._attention.begin()
         rows = step.ids.shape[0]
-        qkv, mixed, inner, logits = (buffer[:rows] for buffer in (self._qkv, self._mixed, self._inner, self._logits))
+        qkv, mixed, inner, logits = (buffer[:rows] for buffer in (self._qkv, self._mixed, self._inner, self.logits))
         x = self._embed(step, layers[0].before_attention)
         for index, (layer, cache, heads, after) in enumerate(zip(layers, self._caches, self._heads, self._nexts, strict=True)):
             self._linear(x, layer.qkv, qkv, step, index)

@@ -1,0 +1,133 @@
+"""The rows of a decode step, in memory that is uploaded with it; only what changed since the step before is written."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels.decode_attention import DecodeRows
+from .blocks import BlockTable, blocks_for
+from .mix import ActiveUse
+from .mix_history import MixHistory
+from .page_lists import MAX_COLUMNS
+from .request import Request
+
+_EMPTY = -1
+"""position of a row without a request"""
+
+
+@dataclass(slots=True)
+class _Row:
+    """What a row was last filled with."""
+
+    request: Request | None = None
+    history: MixHistory | None = None
+    settled: bool = False
+    """what acts on its token acts on all that follow under this history"""
+    uses: tuple[ActiveUse, ...] = ()
+    table: BlockTable | None = None
+    moves: int = 0
+    blocks: int = 0
+
+
+class StepRows:
+    """A step of up to `rows` requests that each compute one token, in RAM and on the device, always at the same addresses.
+
+    A request has the row of its place in the step. `weights` fp32 [rows, MAX_COLUMNS], of each adapter on each row, is written by
+    others in RAM; its upload is theirs here.
+    """
+
+    def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
+        """`blocks`: of the longest request."""
+        pinned = device.type == "cuda"
+        self._rows = rows
+        self._host = torch.zeros(rows * (3 + MAX_COLUMNS), dtype=torch.int32, pin_memory=pinned)
+        self._device = torch.zeros_like(self._host, device=device)
+        self._host_tables = torch.zeros(rows, blocks, dtype=torch.int32, pin_memory=pinned)
+        self._device_tables = torch.zeros_like(self._host_tables, device=device)
+        self._tables = self._host_tables.numpy()
+        numbers = self._host.numpy()
+        self._ids, self._positions, self._rope_rows = numbers[: 3 * rows].reshape(3, rows)
+        self._positions[:] = _EMPTY
+        self.weights: np.ndarray = numbers[3 * rows :].view(np.float32).reshape(rows, MAX_COLUMNS)
+        self._held = [_Row() for _ in range(rows)]
+        self._used = 0
+        self._stale = range(0)
+        """rows whose tables are not on the device yet"""
+
+    # -- on the device ---------------------------------------------------------------------------
+    def ids(self, rows: int) -> Tensor:
+        """[rows] int32 of the first rows, as are those below."""
+        return self._device[:rows]
+
+    def places(self, rows: int) -> DecodeRows:
+        _, positions, rope_rows = self._device[: 3 * self._rows].view(3, self._rows)
+        return DecodeRows(positions[:rows], rope_rows[:rows], self._device_tables[:rows])
+
+    @property
+    def device_weights(self) -> Tensor:
+        return self._device[3 * self._rows :].view(torch.float32).view(self._rows, MAX_COLUMNS)
+
+    def upload(self, rows: int) -> None:
+        """What the first `rows` rows have of their own in every step; may be captured."""
+        end = 3 * self._rows + rows * MAX_COLUMNS
+        self._device[:end].copy_(self._host[:end], non_blocking=True)
+
+    def upload_tables(self) -> None:
+        """The tables of blocks that changed since they were uploaded last; not to be captured."""
+        if self._stale:
+            part = slice(self._stale.start, self._stale.stop)
+            self._device_tables[part].copy_(self._host_tables[part], non_blocking=True)
+            self._stale = range(0)
+
+    # -- of a step -------------------------------------------------------------------------------
+    def fill(self, requests: Sequence[Request], rope_start: Callable[[int], int]) -> bool:
+        """The last token of each of `requests`. Returns whether another request, or other adapters or scales, act on some row than before.
+
+        `rope_start`: see RopeTables.start.
+        """
+        count = len(requests)
+        changed = count != self._used
+        for number in range(count, self._used):
+            self._positions[number] = _EMPTY
+            self._held[number] = _Row()
+        self._used = count
+        lengths = [len(request.ids) for request in requests]
+        self._ids[:count] = [request.ids[-1] for request in requests]
+        self._positions[:count] = [length - 1 for length in lengths]
+        self._rope_rows[:count] = [length - 1 + rope_start(length) for length in lengths]
+        for number, (request, length) in enumerate(zip(requests, lengths, strict=True)):
+            row = self._held[number]
+            if row.request is not request or row.history is not request.history or not row.settled:
+                changed |= _take(row, request, length - 1)
+            self._fill_table(number, row, request.table, blocks_for(length))
+        return changed
+
+    @property
+    def uses(self) -> list[tuple[ActiveUse, ...]]:
+        """What acts on each row of the step."""
+        return [row.uses for row in self._held[: self._used]]
+
+    def _fill_table(self, number: int, row: _Row, table: BlockTable | None, blocks: int) -> None:
+        assert table is not None  # it runs
+        if row.table is not table or row.moves != table.moves:
+            row.table, row.moves, row.blocks = table, table.moves, 0
+        if row.blocks < blocks:
+            self._tables[number, row.blocks : blocks] = table.blocks[row.blocks : blocks]
+            row.blocks = blocks
+            stale = self._stale or range(number, number)
+            self._stale = range(min(stale.start, number), max(stale.stop, number + 1))
+
+
+def _take(row: _Row, request: Request, position: int) -> bool:
+    """`row` is that of `request` now. Whether it was not, or what acts on its token `position` differs from what the row had."""
+    (mix, _, _), = request.history.pieces(position, 1)
+    uses = tuple(use for use in mix.active if use.start <= position)
+    changed = row.request is not request or uses != row.uses
+    row.request, row.history, row.settled = request, request.history, mix is request.mix and len(uses) == len(mix.active)
+    if changed:
+        row.uses = uses
+    return changed

@@ -1,0 +1,192 @@
+"""Decode steps that run on the device from the upload of their rows to the tokens drawn: under a CUDA graph where there is one."""
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels.sampling import sample
+from ..kernels.stamps import Stamps
+from ..kernels.triton_compat import HAS_TRITON
+from .adapter_share import AdapterShare
+from .adapter_store import AdapterStore
+from .blocks import blocks_for
+from .device_graphs import DecodeGraphs, NoGraph
+from .device_rows import StepRows
+from .models.decode_forward import DecodeForward, DecodeStep
+from .models.decoder import Decoder
+from .page_lists import LIST_WORDS
+from .page_table import PageTable
+from .protocol import GRAPH_OPS, Emit
+from .request import Request
+from .routing import Routing
+from .scheduler import Work
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+"""rows of a graph; those beyond a step's are empty"""
+STAMPS_A_LAYER = 8
+
+
+def device_obstacle(decoder: Decoder) -> str:
+    """Why the decode steps of this base cannot run so, "" when they can."""
+    if decoder.device.type == "cuda" and not HAS_TRITON:
+        return "Triton is not installed"
+    matrices = [decoder.embedding, decoder.head.weight, *(linear.weight for layer in decoder.layers for linear in layer.linears)]
+    return "" if all(isinstance(matrix, Tensor) for matrix in matrices) else "the weights are packed"
+
+
+class DeviceStep:
+    """The steps of one base in which every request computes one token. `begin` launches one, `end` waits for it."""
+
+    def __init__(self, decoder: Decoder, store: AdapterStore, caches: Tensor, max_running: int, emit: Emit) -> None:
+        """The base must have no `device_obstacle`; `caches` as Decoder.kv_cache makes them; `emit` hears of graphs."""
+        device, facts = decoder.device, decoder.facts
+        most = next(rows for rows in BUCKETS if rows >= min(max_running, BUCKETS[-1]))
+        pinned = device.type == "cuda"
+        self._decoder, self._store, self._most = decoder, store, most
+        self._rows = StepRows(most, blocks_for(decoder.context), device)
+        self._lists = torch.zeros(PageTable.linears(facts), LIST_WORDS, dtype=torch.int32, pin_memory=pinned)
+        self._device_lists = torch.zeros_like(self._lists, device=device)
+        self._pages = PageTable(facts, self._lists.numpy(), self._rows.weights)
+        self._results = torch.zeros(most + STAMPS_A_LAYER * (facts.layers + 1), dtype=torch.int64, device=device)
+        """the tokens, then the stamps"""
+        self._host_results = torch.zeros_like(self._results, device="cpu", pin_memory=pinned)
+        self._stamps = Stamps(self._results[most:])
+        self._forward = DecodeForward(decoder, caches, most, self._stamps)
+        self._graphs = DecodeGraphs(device, emit)
+        self._done = torch.cuda.Event() if pinned else None
+        self._share = AdapterShare(len(GRAPH_OPS))
+        self._without: np.ndarray | None = None
+        """times of the launched step without its adapters, where they were looked at"""
+        self._launched: Sequence[Request] = ()
+        self._began = 0.0
+        self._acting: dict[str, str] = {}
+        self._routing: Routing | None = None
+        self._steps: dict[int, DecodeStep] = {}
+        """by rows"""
+
+    def warm_up(self) -> None:
+        """Prepare steps of one row, by one without a request."""
+        self._launch(1)
+
+    def begin(self, works: Sequence[Work]) -> str:
+        """Launch the step of `works`. Returns "", or why it cannot run so; then nothing was launched."""
+        self._began = time.perf_counter()
+        if prompts := sum(work.tokens != 1 or not work.sampled for work in works):
+            return f"{prompts} prompt{'s' if prompts > 1 else ''}"
+        if len(works) > self._most:
+            return f"{len(works)} requests, at most {self._most} run in a graph"
+        requests = [work.request for work in works]
+        changed = self._rows.fill(requests, self._decoder.rope.start)
+        if why := self._compose(requests, changed):
+            return why
+        self._rows.upload_tables()
+        self._without = self._run_without_adapters(len(works))
+        if why := self._launch(len(works)):
+            return why
+        self._launched = requests
+        return ""
+
+    @property
+    def routing(self) -> Routing | None:
+        """The adapters of the step that was launched last."""
+        return self._routing
+
+    def end(self) -> tuple[list[int], float, dict[str, float]]:
+        """Of the step that `begin` launched: a token for each of its works, -1 where logits are not finite; milliseconds of it all, and
+        by GRAPH_OPS (see StepFinished)."""
+        self._wait()
+        requests = self._launched
+        tokens = self._host_results[: len(requests)].tolist()
+        draws = {row: request.draw(self._decoder.device) for row, request in enumerate(requests) if not _is_greedy(request)}
+        if draws:
+            rows = torch.tensor(list(draws), device=self._decoder.device)
+            for row, token in zip(draws, sample(self._forward.logits[rows], list(draws.values())), strict=True):
+                tokens[row] = token
+        ms = (time.perf_counter() - self._began) * 1e3
+        return tokens, ms, self._by_op(ms)
+
+    def _by_op(self, ms: float) -> dict[str, float]:
+        """What the stamps say of the step, and what they leave of its `ms`."""
+        lasted = self._lasted()
+        adapters = 0.0
+        if self._routing is not None:
+            if self._without is not None:
+                self._share.measured(self._without, lasted)
+            lasted, adapters = self._share.split(lasted)
+        by_op = dict(zip(GRAPH_OPS, lasted.tolist(), strict=True)) | {"adapters": adapters}
+        by_op["gaps"] = ms - sum(by_op.values())
+        return by_op
+
+    def _lasted(self) -> np.ndarray:
+        return self._stamps.sums(self._host_results[self._most :].numpy(), GRAPH_OPS)
+
+    def _run_without_adapters(self, count: int) -> np.ndarray | None:
+        """Now and then: the step as it would be without adapters, for its times [ops] ms, which are not counted. What it leaves in the
+        cache is written over by the step itself."""
+        key = (count, *self._acting)
+        if self._routing is None or not self._stamps.live or not self._share.due(key):
+            return None
+        self._device_lists.zero_()
+        self._launch(count)
+        self._wait()
+        self._device_lists.copy_(self._lists, non_blocking=True)
+        self._began = time.perf_counter()
+        return self._lasted()
+
+    def _wait(self) -> None:
+        if self._done is not None:
+            self._done.synchronize()
+
+    def _compose(self, requests: Sequence[Request], changed: bool) -> str:
+        """Make the adapters that act on the rows those of the step. Returns "", or why they cannot be."""
+        uses = self._rows.uses
+        if changed:
+            self._acting = {use.name: use.digest for row in uses for use in row}
+            self._store.check_holds(self._acting)
+        self._routing = self._store.routing(self._acting) if self._acting else None
+        if self._routing is not None and self._routing.obstacle:
+            return self._routing.obstacle
+        if composed := self._pages.compose(self._routing):
+            self._device_lists.copy_(self._lists, non_blocking=True)
+        if changed or composed:
+            for row, (request, active) in enumerate(zip(requests, uses, strict=True)):
+                self._pages.fill(row, active, len(request.ids) - 1)
+        return ""
+
+    def _launch(self, count: int) -> str:
+        rows = next(rows for rows in BUCKETS if rows >= count)
+        if rows not in self._steps:
+            self._steps[rows] = self._inputs(rows)
+        try:
+            self._graphs.run(rows, lambda: self._step(rows))
+        except NoGraph as failed:
+            return str(failed)
+        if self._done is not None:
+            self._done.record()
+        return ""
+
+    def _inputs(self, rows: int) -> DecodeStep:
+        pools, layers = self._store.page_pools, self._decoder.facts.layers
+        ranks = self._pages.rank_rows(pools, self._device_lists, self._rows.device_weights[:rows]) if pools else [{}] * (layers + 1)
+        return DecodeStep(self._rows.ids(rows), self._rows.places(rows), ranks)
+
+    def _step(self, rows: int) -> None:
+        """All that happens on the device."""
+        self._stamps.begin()
+        self._stamps.mark("copy")
+        self._rows.upload(rows)
+        logits = self._forward(self._steps[rows])
+        self._stamps.mark("sampling")
+        finite = torch.isfinite(logits).all(-1)
+        self._results[:rows] = torch.where(finite, logits.argmax(-1), -1)
+        self._stamps.mark("end")
+        self._host_results.copy_(self._results, non_blocking=True)
+
+
+def _is_greedy(request: Request) -> bool:
+    """Whether its token is the largest of all logits of the base."""
+    return request.sampling.temperature == 0 and request.sampling.repetition_penalty == 1

@@ -1,0 +1,56 @@
+"""Decode steps under CUDA graphs: the same replies as without, alone and in company, and nothing captured twice."""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from engine_bench import ONE, THREE, TWO, Bench, random_ids
+
+from lora_bench.engine.protocol import GRAPH_OPS, AdapterUse, GraphCaptured, GraphCapturing, Mix, StepFinished, TokenIds
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+MIXES: tuple[Mix, ...] = ((), ONE, TWO, (*THREE, *ONE), (AdapterUse("two", -1.0), AdapterUse("one", 0.0)), (*TWO, *THREE, *ONE))
+
+
+@pytest.mark.calm
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_replies_under_graphs_are_those_without(make: Callable[..., Bench], dtype: str, seed: int) -> None:
+    """Those of the CPU in fp32, or parted where rounding to the dtype decides; how many are equal is printed."""
+    cuda, cpu = make(device="cuda", dtype=dtype), make()
+    draw, equal = random.Random(seed), 0
+    for number in range(20):
+        prompt, mix = random_ids(draw.randint(3, 60), seed + number), MIXES[number % len(MIXES)]
+        for bench in (cuda, cpu):
+            bench.submit(number, TokenIds(prompt), mix, max_tokens=30, temperature=0.8 if number % 5 == 4 else 0.0, seed=number)
+        cuda.run(draw.randint(0, 4))
+    cuda.run()
+    cpu.run()
+    for number in range(20):
+        equal += cuda.ids(number) == cpu.ids(number)
+    paths = [step.path for step in cuda.of(StepFinished)]
+    print(f"{dtype}: {equal} of 20 replies equal; {paths.count('graph')} of {len(paths)} steps under graphs")
+    print({path for path in paths if path != "graph"})
+    assert not [event.problem for event in cuda.of(GraphCaptured) if event.problem]
+    assert paths.count("graph") > len(paths) / 2
+    assert equal >= (20 if dtype == "fp32" else 5)
+
+
+@pytest.mark.calm
+def test_nothing_is_captured_twice_and_times_sum_up(make: Callable[..., Bench], seed: int) -> None:
+    bench = make(device="cuda", dtype="bf16")
+    for number in range(8):
+        bench.submit(number, TokenIds(random_ids(20, seed + number)), MIXES[number % len(MIXES)], max_tokens=40 + number)
+    for turn in range(30):
+        bench.run(2)
+        bench.engine.set_mix(MIXES[turn % len(MIXES)], [turn % 8])
+    bench.run()
+    rows = [event.rows for event in bench.of(GraphCapturing)]
+    assert len(rows) == len(set(rows)) == len(bench.of(GraphCaptured)) and 8 in rows
+    steps = [step for step in bench.of(StepFinished) if step.path == "graph"]
+    for step in steps:
+        assert set(step.ms_by_op) == set(GRAPH_OPS) and all(ms >= 0 for ms in step.ms_by_op.values()), step
+        assert sum(step.ms_by_op.values()) == pytest.approx(step.ms)
+    print(steps[-20].ms, steps[-20].ms_by_op)
