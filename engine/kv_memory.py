@@ -54,10 +54,10 @@ class KvMemory:
             raise ValueError(f"request {user} has its KV blocks already")
         stretches = tuple(stretches)
         use = self._users[user] = Use(ids, stretches, Timeline(stretches, root), root)
+        had, cleared = self._others.begin(user, use, self._blocks.index) if user >= 0 else (0, 0)
         self._match(use)
         wrong = named_wrong(use, self._blocks.index)
         copied, lacking = self._copy_beginning(user, use)
-        had, cleared = self._others.begin(user, use, self._blocks.index) if user >= 0 else (0, 0)
         found = use.found = CacheUse(
             prompt_tokens=len(ids), hit_tokens=use.stored, hit_blocks=len(use.keys), copied_tokens=copied,
             missed_blocks=missed_blocks(use), missed=missed_runs(use, self._blocks.index, self._clock(), lacking),

@@ -101,7 +101,7 @@ def test_the_hit_rate_is_of_what_was_looked_up() -> None:
         70, 20, 1, 4, 4, (p.MissedRun(20, 3, "cleared", "cleared 3 s ago: adapter sql was unloaded"), p.MissedRun(64, 1, "new tokens")),
         llama_cpp_cleared=7)),
      "request 3: 20 of 70 prompt tok reused (1 block, 4 tok copied) · 4 blocks missed: 3 blocks from token 20 – cleared 3 s ago: "
-     "adapter sql was unloaded; 1 block from token 64 – new tokens · llama.cpp's rule would have cleared 7 blocks before it"),
+     "adapter sql was unloaded; 1 block from token 64 – new tokens · llama.cpp's rule would have cleared 7 blocks first"),
     (p.RequestStarted(3, 40, (), p.CacheUse(40, missed_blocks=3, missed=(p.MissedRun(0, 3, "new tokens"),))),
      "request 3: 0 of 40 prompt tok reused · 3 blocks missed: new tokens"),
     (p.CacheCleared(1, "adapter sql was unloaded"), "1 KV block cleared: adapter sql was unloaded"),

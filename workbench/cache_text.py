@@ -27,7 +27,7 @@ def started_text(request_id: int, cache: CacheUse) -> str:
     if cache.remark:
         parts.append(cache.remark)
     if cache.llama_cpp_cleared:
-        parts.append(f"llama.cpp's rule would have cleared {counted(cache.llama_cpp_cleared, 'block')} before it")
+        parts.append(f"llama.cpp's rule would have cleared {counted(cache.llama_cpp_cleared, 'block')} first")
     return " · ".join(parts)
 
 
