@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from thread_engine import ThreadEngine
 
 from lora_bench.engine.protocol import Chat, Message, RawText, TokenIds
-from lora_bench.workbench import prompts_file
+from lora_bench.workbench import engine_run, prompts_file
 from lora_bench.workbench.arguments import UsageError
 from lora_bench.workbench.backends import local
 from lora_bench.workbench.charts import column_chart
@@ -25,6 +26,18 @@ COMMAND = [sys.executable, "-m", "lora_bench.workbench.cli"]
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """As `run`, in this process with the engine in a thread of it: torch is there already."""
+    monkeypatch.setattr(engine_run, "LocalBackend", ThreadEngine)
+
+    def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+        code = main(list(arguments))
+        return subprocess.CompletedProcess(arguments, code, *capfd.readouterr())
+
+    return run_here
 
 
 def without_times(value: object) -> object:
@@ -64,28 +77,28 @@ def test_a_suite_of_prompts_its_reports_and_the_command_that_repeats_them(
 
 
 def test_one_question_repeated_by_its_own_report_gives_the_same_tokens(
-    tiny_gguf: Callable, adapter_folder: Callable, tmp_path: Path,
+    tiny_gguf: Callable, adapter_folder: Callable, tmp_path: Path, run_here: Callable,
 ) -> None:
     report = tmp_path / "report.md"
-    done = run("compare", str(tiny_gguf()), "--a", f"p={adapter_folder('pirate')}:0.75", "-p", "it's the", "-s", "he", "--max-tokens", "12",
-               "--json", "--md", str(report))
+    done = run_here("compare", str(tiny_gguf()), "--a", f"p={adapter_folder('pirate')}:0.75", "-p", "it's the", "-s", "he",
+                    "--max-tokens", "12", "--json", "--md", str(report))
     assert done.returncode == 0 and done.stderr == "", done.stderr
     said = json.loads(done.stdout)
     command = re.search(r"```sh\n(lora-bench .*)\n```", report.read_text())[1]
     assert said["command"] == command and "--b base" in command
-    again = run(*shlex.split(command)[1:], "--json")
+    again = run_here(*shlex.split(command)[1:], "--json")
     assert again.returncode == 0, again.stderr
     assert without_times(json.loads(again.stdout)["rounds"]) == without_times(said["rounds"])
 
 
 def test_a_sweep_begins_at_zero_and_takes_the_lines_of_a_report_as_prompts(
-    tiny_gguf: Callable, adapter_folder: Callable, tmp_path: Path,
+    tiny_gguf: Callable, adapter_folder: Callable, tmp_path: Path, run_here: Callable,
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": {"messages": [{"role": "user", "content": "the he"}], "opening": ""}, "columns": []}\n')
     lines = tmp_path / "out.jsonl"
-    done = run("sweep", str(tiny_gguf()), "--lora", f"p={adapter_folder('pirate')}", "--scales", "-0.5:1:0.5", "--with",
-               f"o={adapter_folder('other')}:0.25", "-f", str(prompts), "--max-tokens", "6", "-o", str(lines))
+    done = run_here("sweep", str(tiny_gguf()), "--lora", f"p={adapter_folder('pirate')}", "--scales", "-0.5:1:0.5", "--with",
+                    f"o={adapter_folder('other')}:0.25", "-f", str(prompts), "--max-tokens", "6", "-o", str(lines))
     assert done.returncode == 0, done.stderr
     table = [line.split() for line in done.stdout.splitlines()[2:6]]
     assert [row[0] for row in table] == ["-0.50", "0.00", "0.50", "1.00"] and table[1][1:4] == ["0.000", "0.000", "100%"]
@@ -96,8 +109,8 @@ def test_a_sweep_begins_at_zero_and_takes_the_lines_of_a_report_as_prompts(
     assert means[0] == 0 and table[3][1] == f"{means[3]:.3f}" and done.stdout.count(" · length\n") + done.stdout.count(" · stop\n") == 4
 
 
-def test_what_cannot_be_compared_ends_with_3(tiny_gguf: Callable, adapter_folder: Callable) -> None:
-    done = run("compare", str(tiny_gguf()), "--a", str(adapter_folder("bad", use_qalora=True)), "-p", "x", "--json")
+def test_what_cannot_be_compared_ends_with_3(tiny_gguf: Callable, adapter_folder: Callable, run_here: Callable) -> None:
+    done = run_here("compare", str(tiny_gguf()), "--a", str(adapter_folder("bad", use_qalora=True)), "-p", "x", "--json")
     assert done.returncode == 3 and "use_qalora" in done.stderr and json.loads(done.stdout)["exit_code"] == 3
 
 
