@@ -85,11 +85,11 @@ def cut_pieces(spans: Sequence[Span], caches: Tensor, heads: int, window: int = 
             pieces += cut
     pieces.sort(key=lambda piece: piece.first - piece.end)
     tables = _tables(spans, block)
-    packed = np.concatenate((np.array([astuple(piece) for piece in pieces], np.int32).ravel(), tables.ravel()))
+    packed = np.concatenate((tables.ravel(), np.array([astuple(piece) for piece in pieces], np.int32).ravel()))
     on_device = torch.from_numpy(packed).to(caches.device)
     scratch = {"dtype": torch.float32, "device": caches.device}
     return Pieces(
-        on_device[: 10 * len(pieces)].view(-1, 10), on_device[10 * len(pieces) :].view(tables.shape), window,
+        on_device[tables.size :].view(-1, 10), on_device[: tables.size].view(tables.shape), window,
         torch.empty(part, kv_heads, head_width(size), **scratch), torch.empty(part, kv_heads, 2, **scratch),
         torch.zeros(parted, kv_heads, dtype=torch.int32, device=caches.device))
 
@@ -116,7 +116,9 @@ def _placed(piece: Piece, part: int, counter: int) -> Piece:
 
 
 def _tables(spans: Sequence[Span], block: int) -> np.ndarray:
-    tables = np.zeros((len(spans), max(-(-span.length // block) for span in spans)), np.int32)
+    """A multiple of four wide, so that what lies behind them begins at a multiple of 16 bytes: kernels are compiled for that."""
+    blocks = max(-(-span.length // block) for span in spans)
+    tables = np.zeros((len(spans), -(-blocks // 4) * 4), np.int32)
     for row, span in zip(tables, spans, strict=True):
         place = 0
         for first, count in span.runs:
