@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from .adapters.errors import AdapterError
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 def check_finite(tensor: Tensor, adapter: Adapter, what: str) -> Tensor:
     """`tensor`, a part of `adapter` in the dtype of its base; `what` says which, in the plural. Raises AdapterError."""
-    if not torch.isfinite(tensor).all():
+    if tensor.numel() and not all(end.isfinite() for end in tensor.aminmax()):
         raise AdapterError(f"{adapter.info.path}: {what} are too large for {str(tensor.dtype).removeprefix('torch.')}; "
                            "load the base with --dtype fp32 or lower lora_alpha")
     return tensor

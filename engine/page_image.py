@@ -1,9 +1,10 @@
 """The low-rank part of an adapter as pages hold it, made in RAM: cast, scaled and laid out, so that only copies remain to be done."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -14,7 +15,10 @@ from .finite import check_finite
 from .models.facts import ModelFacts, linear_layout, module_shapes
 
 if TYPE_CHECKING:
-    from .adapters.adapter import Adapter, AdapterWeights, LoraPair
+    from .adapters.adapter import Adapter, AdapterWeights
+
+PART_BYTES = 4 << 20
+"""of pinned memory that are asked for at once: the device takes no launches meanwhile, nearly a millisecond for each MiB"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +45,33 @@ class PageShape:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PageImage:
-    """An adapter's pages by kind of fused linear, in the dtype of the base; alpha/r is folded into B."""
+class ImagePart:
+    """Consecutive layers of one factor of one page."""
 
-    a: Mapping[str, Tensor]
-    """[pages, layers, slices, 16, d_in]"""
-    b: Mapping[str, Tensor]
-    """[pages, layers, d_out, 16]"""
+    kind: str
+    """of fused linear"""
+    factor: Literal["a", "b"]
+    page: int
+    """among those that the adapter takes of the kind"""
+    first: int
+    """layer"""
+    numbers: Tensor
+    """[layers, slices, 16, d_in] of A, [layers, d_out, 16] of B"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageImage:
+    """An adapter's pages, in the dtype of the base; alpha/r is folded into B."""
+
+    parts: tuple[ImagePart, ...]
+    counts: Mapping[str, int]
+    """pages by kind of fused linear"""
     ranks: Mapping[str, np.ndarray]
     """[layers, slices], 0 where the adapter changes nothing"""
 
     @property
-    def counts(self) -> dict[str, int]:
-        return {kind: len(pages) for kind, pages in self.a.items()}
-
-    @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.a.values(), *self.b.values()))
+        return sum(part.numbers.nbytes for part in self.parts)
 
 
 def page_shapes(facts: ModelFacts) -> dict[str, PageShape]:
@@ -83,18 +97,22 @@ def build_image(adapter: Adapter, shapes: Mapping[str, PageShape], dtype: torch.
 
     Raises AdapterError for numbers that are too large for the dtype.
     """
-    needs = page_needs(adapter.weights, shapes)
-    memory = torch.zeros(sum(count * shapes[kind].numbers for kind, count in needs.items()), dtype=dtype, pin_memory=pinned)
-    a, b, ranks, taken = {}, {}, {}, 0
-    for kind, count in needs.items():
-        shape = shapes[kind]
-        ranks[kind] = _ranks(adapter.weights, shape)
-        for factors, size in ((a, shape.a), (b, shape.b)):
-            numbers = count * int(np.prod(size))
-            factors[kind] = memory[taken:taken + numbers].view(count, *size)
-            taken += numbers
-        _write(adapter, shape, ranks[kind], a[kind], b[kind])
-    return PageImage(a, b, ranks)
+    ranks = {kind: found for kind, shape in shapes.items() if (found := _ranks(adapter.weights, shape)).any()}
+    counts = {kind: pages_for(int(found.max())) for kind, found in ranks.items()}
+    parts: list[ImagePart] = []
+    for kind, count in counts.items():
+        pages = [tuple(_empty(kind, factor, page, shapes[kind], dtype, pinned) for factor in ("a", "b")) for page in range(count)]
+        _write(adapter, shapes[kind], ranks[kind], pages)
+        parts += (part for page in pages for factor in page for part in factor)
+    return PageImage(tuple(parts), counts, ranks)
+
+
+def _empty(kind: str, factor: Literal["a", "b"], page: int, shape: PageShape, dtype: torch.dtype, pinned: bool) -> list[ImagePart]:
+    """All layers of a page, each part with the same number of them but the last, zero."""
+    layers, *size = getattr(shape, factor)
+    most = max(1, PART_BYTES // (math.prod(size) * dtype.itemsize))
+    return [ImagePart(kind, factor, page, first, torch.zeros(min(most, layers - first), *size, dtype=dtype, pin_memory=pinned))
+            for first in range(0, layers, most)]
 
 
 def _ranks(weights: AdapterWeights, shape: PageShape) -> np.ndarray:
@@ -105,19 +123,24 @@ def _ranks(weights: AdapterWeights, shape: PageShape) -> np.ndarray:
                      for row in pairs])
 
 
-def _write(adapter: Adapter, shape: PageShape, ranks: np.ndarray, a: Tensor, b: Tensor) -> None:
+def _write(adapter: Adapter, shape: PageShape, ranks: np.ndarray, pages: Sequence[tuple[list[ImagePart], list[ImagePart]]]) -> None:
     for layer, modules in enumerate(shape.modules):
-        first = 0
-        for index, (module, end) in enumerate(zip(modules, shape.ends, strict=True)):
-            if ranks[layer, index]:
-                what = f"the weights of {module} times their effective scale"
-                rows, columns = _factors(adapter, adapter.modules[module], a.dtype, what)
-                for page, (some_rows, some_columns) in enumerate(zip(rows.split(PAGE_ROWS), columns.split(PAGE_ROWS, 1), strict=True)):
-                    a[page, layer, index, :len(some_rows)] = some_rows
-                    b[page, layer, first:end, :len(some_rows)] = some_columns
-            first = end
+        for index, module in enumerate(modules):
+            if not ranks[layer, index]:
+                continue
+            first, end = (0, *shape.ends)[index], shape.ends[index]
+            rows, columns = _factors(adapter, module, pages[0][0][0].numbers.dtype)
+            for (a, b), some_rows, some_columns in zip(pages, rows.split(PAGE_ROWS), columns.split(PAGE_ROWS, 1), strict=False):
+                _layer(a, layer)[index, :len(some_rows)] = some_rows
+                _layer(b, layer)[first:end, :len(some_rows)] = some_columns
 
 
-def _factors(adapter: Adapter, pair: LoraPair, dtype: torch.dtype, what: str) -> tuple[Tensor, Tensor]:
+def _layer(parts: Sequence[ImagePart], layer: int) -> Tensor:
+    each = len(parts[0].numbers)
+    return parts[layer // each].numbers[layer % each]
+
+
+def _factors(adapter: Adapter, module: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A, and scaling * B scaled before it is rounded."""
-    return (check_finite(pair.a.to(dtype), adapter, what), check_finite(pair.b.float().mul(pair.scaling).to(dtype), adapter, what))
+    pair, what = adapter.modules[module], f"the weights of {module} times their effective scale"
+    return check_finite(pair.a.to(dtype), adapter, what), check_finite(pair.b.float().mul(pair.scaling).to(dtype), adapter, what)

@@ -76,7 +76,6 @@ class PagePool:
         return tuple(PagesView(kind, self.count - free, self.count, self.image_bytes({kind: 1})) for kind, free in self.free.items())
 
     def _copies(self, image: PageImage, taken: Mapping[str, tuple[int, ...]]) -> list[tuple[Tensor, Tensor]]:
-        return [(pool[page], source[index])
-                for kind, pages in taken.items()
-                for pool, source in ((self.pools[kind].a, image.a[kind]), (self.pools[kind].b, image.b[kind]))
-                for index, page in enumerate(pages)]
+        """(where to, what) of each part of `image`."""
+        places = [(getattr(self.pools[part.kind], part.factor)[taken[part.kind][part.page]], part) for part in image.parts]
+        return [(page[part.first:part.first + len(part.numbers)], part.numbers) for page, part in places]

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from lora_bench.engine import page_image
 from lora_bench.engine.adapters.adapter import Adapter, AdapterWeights, LoraPair
 from lora_bench.engine.adapters.errors import AdapterError
 from lora_bench.engine.dora_rows import BaseSquares
 from lora_bench.engine.mix import ActiveUse
 from lora_bench.engine.models.decoder import Decoder
 from lora_bench.engine.models.facts import ModelFacts, module_shapes, tensor_shapes
-from lora_bench.engine.page_image import build_image, page_needs
+from lora_bench.engine.page_image import build_image, page_needs, page_shapes
 from lora_bench.engine.page_lists import LIST_WORDS, MAX_COLUMNS
 from lora_bench.engine.page_pool import PagePool
 from lora_bench.engine.page_table import PageTable
@@ -56,7 +57,8 @@ class _Paged:
     def __init__(self, facts: ModelFacts, adapters: Sequence[Adapter], device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         weights = {name: torch.randn(shape).to(device, dtype) for name, shape in tensor_shapes(facts).items()}
         self.facts, self.decoder = facts, Decoder(facts, weights, 16)
-        self.pool = PagePool(facts, 4 * len(adapters) + 3, dtype, self.decoder.device)
+        needed = sum(max(page_needs(adapter.weights, page_shapes(facts)).values()) for adapter in adapters)
+        self.pool = PagePool(facts, needed + 6, dtype, self.decoder.device)
         for pool in self.pool.pools.values():
             pool.a.fill_(float("nan"))
             pool.b.fill_(float("nan"))
@@ -92,9 +94,10 @@ class _Paged:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
 def test_a_step_reads_in_pages_what_the_adapters_are(
-    tiny_facts: ModelFacts, seed: int, device: str, dtype: torch.dtype, tolerance: float,
+    tiny_facts: ModelFacts, seed: int, device: str, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     random.seed(seed)
+    monkeypatch.setattr(page_image, "PART_BYTES", random.choice([1, 4000, 4 << 20]))
     adapters = [_random_adapter(f"a{index}", tiny_facts) for index in range(random.randrange(1, 5))]
     paged = _Paged(tiny_facts, adapters, device, dtype)
     routing, whole = paged.routing(), paged.routing(paged=False)
@@ -172,11 +175,14 @@ def test_other_adapters_are_composed_anew_and_other_scales_are_not(tiny_facts: M
 
 
 def test_more_than_a_graph_reads_is_said(tiny_facts: ModelFacts, seed: int) -> None:
-    shape = module_shapes(tiny_facts)["layers.0.mlp.down_proj"]
-    big = LoraPair(torch.randn(1 + 16 * MAX_PAGES, shape[1]), torch.randn(shape[0], 1 + 16 * MAX_PAGES), 1.0)
-    paged = _Paged(tiny_facts, [_adapter("big", {"layers.0.mlp.down_proj": big})] + [
-        _random_adapter(f"a{index}", tiny_facts, ranks=(1,)) for index in range(20)])
-    assert paged.routing().obstacle.startswith(f"{MAX_PAGES + 1}") or "pages of down_proj act, at most 64 do" in paged.routing().obstacle
+    def adapter(name: str, rank: int) -> Adapter:
+        d_out, d_in = module_shapes(tiny_facts)["layers.0.mlp.down_proj"]
+        return _adapter(name, {"layers.0.mlp.down_proj": LoraPair(torch.randn(rank, d_in), torch.randn(d_out, rank), 1.0)})
+
+    for most, adapters in ((f"{MAX_PAGES + 1} pages of down_proj act, at most {MAX_PAGES} do in a graph", [adapter("a", 16 * MAX_PAGES + 1)]),
+                           ("65 adapters act, at most 64 do in a graph", [adapter(f"a{index}", 1) for index in range(65)]),
+                           ("", [adapter(f"a{index}", 16) for index in range(62)] + [adapter("b", 17)])):
+        assert _Paged(tiny_facts, adapters).routing().obstacle == most
 
 
 def test_numbers_too_large_for_the_dtype_are_refused_by_module(tiny_facts: ModelFacts, seed: int) -> None:
@@ -284,9 +290,12 @@ def test_a_thousand_moves_leave_every_page_with_one_owner(tiny_facts: ModelFacts
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_pages_change_hands_between_two_steps_and_nothing_waits_on_the_host(tiny_facts: ModelFacts, seed: int) -> None:
+def test_pages_change_hands_between_two_steps_and_nothing_waits_on_the_host(
+    tiny_facts: ModelFacts, seed: int, monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Every step reads what its adapters were when it was launched, though the next ones are brought in meanwhile."""
     random.seed(seed)
+    monkeypatch.setattr(page_image, "PART_BYTES", 4000)
     pool = PagePool(tiny_facts, 6, torch.bfloat16, torch.device("cuda"))
     images = [build_image(_random_adapter(f"a{index}", tiny_facts), pool.shapes, pool.dtype, pool.pinned) for index in range(12)]
     held, seen, started = pool.enter(images[0]), [], perf_counter()
@@ -302,5 +311,7 @@ def test_pages_change_hands_between_two_steps_and_nothing_waits_on_the_host(tiny
     torch.cuda.synchronize()
     assert launched < (perf_counter() - started) / 2, "launching waits for nothing"
     for image, step in zip(images, seen, strict=True):
-        assert step.keys() == image.a.keys()
-        assert all(torch.equal(a.cpu(), image.a[kind]) and torch.equal(b.cpu(), image.b[kind]) for kind, (a, b) in step.items())
+        assert step.keys() == image.counts.keys()
+        for part in image.parts:
+            page = step[part.kind][part.factor == "b"][part.page]
+            assert torch.equal(page[part.first:part.first + len(part.numbers)].cpu(), part.numbers)
