@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .decode_linear_triton import linear_kernel
+from .packed_linear import packed_linear, packed_scratch
 from .rank_pages import MAX_PAGES, RankRows, rank_delta
-from .tiles import linear_tile, rank_tile_pages
+from .repacked import RepackedWeight
+from .tiles import linear_tile, rank_tile_pages, row_tiles
 from .triton_compat import runs_triton
 
 Glu = Literal["", "silu", "gelu_tanh"]
@@ -53,17 +55,28 @@ class LinearWork:
     counters: Tensor
     """int32, zero when a step begins: tiles of H that are done, then the parts of each"""
     h: Tensor
-    """H [slices, rows, MAX_PAGES * 16]; every linear of a step writes it anew, as `partials`"""
+    """H [slices, rows, MAX_PAGES * 16]; every linear of a step writes it anew, as `partials` and `sums`"""
     partials: Tensor
+    arrivals: Tensor
+    """int32, zero when a step begins: programs of a packed matrix that are done with a tile"""
+    sums: Tensor
 
 
 class DecodeWork:
-    """Scratch of all linears of a step of `rows` rows; `linears` names their d_in and slices in the order of the step."""
+    """Scratch of all linears of a step of up to `rows` rows; `linears` names their d_in and slices in the order of the step, `packed` its
+    packed matrices in any order."""
 
-    def __init__(self, rows: int, linears: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> None:
-        row_tile, tiles = _row_tiles(rows)
+    def __init__(
+        self, rows: int, linears: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device,
+        packed: Sequence[RepackedWeight] = (),
+    ) -> None:
+        row_tile, tiles = row_tiles(rows)
         places = tiles * MAX_PAGES * max(slices for _, slices in linears)
-        self._counters = torch.zeros(len(linears), 1 + places, dtype=torch.int32, device=device)
+        cells, sums = (max(counts, default=0) for counts in zip(*(packed_scratch(weight, rows) for weight in packed), strict=True)) \
+            if packed else (0, 0)
+        self._tiles_of_h = 4 + places
+        self._counters = torch.zeros(len(linears), self._tiles_of_h + -(-cells // 4) * 4, dtype=torch.int32, device=device)
+        self._sums = torch.empty(sums, dtype=torch.float32, device=device)
         self._h = torch.empty(places * row_tile * 16, dtype=dtype, device=device)
         parts = max(slices * -(-d_in // linear_tile(d_in, d_in, False, dtype.itemsize, rows).rank_depth) for d_in, slices in linears)
         self._partials = torch.empty(tiles * MAX_PAGES * parts * row_tile * 16, dtype=torch.float32, device=device)
@@ -74,11 +87,12 @@ class DecodeWork:
 
     def lane(self, index: int) -> LinearWork:
         """Of the linear at `index` in the step."""
-        return LinearWork(self._counters[index], self._h, self._partials)
+        counters = self._counters[index]
+        return LinearWork(counters[: self._tiles_of_h], self._h, self._partials, counters[self._tiles_of_h :], self._sums)
 
 
 def decode_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, norm: RowSquares | None = None, glu: Glu = "",
+    x: Tensor, weight: Tensor | RepackedWeight, bias: Tensor | None, out: Tensor, *, norm: RowSquares | None = None, glu: Glu = "",
     residual: Residual | None = None, rank: RankRows | None = None, work: LinearWork | None = None,
     stamp: tuple[Tensor, int] | None = None,
 ) -> None:
@@ -91,9 +105,12 @@ def decode_linear(
     As a kernel: `work` with `rank`; residual.squares has at least `square_parts(d_in, n, dtype)` parts. A row's bits do not depend on how
     many rows there are, nor on the pages that do not act on it; without active pages they are those without `rank`. x * norm_weight is not
     divided by rms before it is multiplied: fp16, which that may overflow, takes `residual_norm` and no `norm`. `stamp`: an int64 tensor and
-    the place in it where the kernel stores the device's clock, in ns, when it begins.
+    the place in it where the kernel stores the device's clock, in ns, when it begins. A packed `weight` is gated where `glu` is, its `work`
+    was made with it, and residual.squares has at least `packed_square_parts(weight)` parts.
     """
-    if runs_triton(x):
+    if isinstance(weight, RepackedWeight):
+        packed_linear(x, weight, bias, out, norm, glu, residual, rank, work, stamp)
+    elif runs_triton(x):
         _launch(x, weight, bias, out, norm, glu, residual, rank, work, stamp)
     else:
         decode_linear_reference(x, weight, bias, out, norm=norm, glu=glu, residual=residual, rank=rank)
@@ -130,11 +147,6 @@ def decode_linear_reference(
     residual.squares.parts[0, : x.shape[0]] = stream.square().sum(1)
 
 
-def _row_tiles(rows: int) -> tuple[int, int]:
-    """Rows of a program, and how many programs share them."""
-    return (16, 1) if rows <= 16 else (32, -(-rows // 32))
-
-
 def _launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: RowSquares | None, glu: Glu, residual: Residual | None,
     rank: RankRows | None, work: LinearWork | None, stamp: tuple[Tensor, int] | None,
@@ -142,14 +154,14 @@ def _launch(
     rows, d_in = x.shape
     d_out = weight.shape[0]
     tile = linear_tile(d_in, d_out, bool(glu), x.element_size(), rows)
-    row_tile, row_tiles = _row_tiles(rows)
+    row_tile, cuts = row_tiles(rows)
     ends = (d_out // 2,) if glu else (d_out,) if rank is None else rank.pool.ends
     tiles = sum(-(-(end - start) // tile.columns) for start, end in zip((0, *ends), ends, strict=False))
     squares = residual.squares if residual else None
     parts = norm or squares
     pool = rank.pool if rank else None
     programs = tile.rank_programs if rank else 0
-    linear_kernel[(programs + tiles * row_tiles,)](
+    linear_kernel[(programs + tiles * cuts,)](
         x, weight, bias, out, norm and norm.parts, residual and residual.stream, residual and residual.next_weight,
         squares and squares.parts, pool and pool.a[:, rank.layer], pool and pool.b[:, rank.layer], rank and rank.pages,
         rank and rank.weights, work and work.h, work and work.partials, work and work.counters, stamp and stamp[0][stamp[1] :],
@@ -157,8 +169,8 @@ def _launch(
         pool.a.stride(0) if pool else 0, pool.b.stride(0) if pool else 0, norm.width if norm else 1, norm.eps if norm else 0.0,
         residual.scale if residual else 1.0,
         D_IN=d_in, E0=ends[0], E1=ends[min(1, len(ends) - 1)], E2=ends[-1], SLICES=pool.slices if pool else 1, GLU=glu,
-        BM=row_tile, ROW_TILES=row_tiles, BN=tile.columns, BK=tile.depth, STAGES=tile.stages, TILES=tiles,
+        BM=row_tile, ROW_TILES=cuts, BN=tile.columns, BK=tile.depth, STAGES=tile.stages, TILES=tiles,
         PARTS=norm.parts.shape[0] if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
         DEPTH=tile.rank_depth, STEP=tile.rank_step, PAGES=rank_tile_pages(rows), PROGRAMS=programs,
-        CHUNK=tile.rank_chunk, MEET=tile.meet, MAX_PAGES=MAX_PAGES, num_warps=tile.warps,
+        LANES=4, LEVELS=tile.columns.bit_length() - 1, CHUNK=tile.rank_chunk, MEET=tile.meet, MAX_PAGES=MAX_PAGES, num_warps=tile.warps,
     )

@@ -41,6 +41,11 @@ def linear_tile(d_in: int, d_out: int, glu: bool, itemsize: int, rows: int) -> L
     return LinearTile(columns, depth, stages, 4, *_rank_tasks(d_in, itemsize), 66, 64, max(0, -(-d_in // depth) - stages))
 
 
+def row_tiles(rows: int) -> tuple[int, int]:
+    """Rows of a program, and how many programs share them."""
+    return (16, 1) if rows <= 16 else (32, -(-rows // 32))
+
+
 def rank_tile_pages(rows: int) -> int:
     """Pages of one rank task."""
     return 1 if rows <= 16 else 2

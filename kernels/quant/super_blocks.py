@@ -31,14 +31,14 @@ def q3_k(blocks: Tensor) -> Tensor:
 
 def q4_k(blocks: Tensor) -> Tensor:
     """d | dmin | 12 bytes of s6 and m6 | 128 bytes of q4: (d s) q - (dmin m), sub-blocks of 32"""
-    scales, minima = _six_bit_pairs(blocks[:, 4:16])
+    scales, minima = six_bit_pairs(blocks[:, 4:16])
     q = unpack(blocks[:, 16:144], 4, 32).reshape(-1, 8, 32).float()
     return _scaled(q, scales * half_at(blocks, 0), minima * half_at(blocks, 2))
 
 
 def q5_k(blocks: Tensor) -> Tensor:
     """d | dmin | 12 bytes of s6 and m6 | 32 bytes of fifth bits | 128 bytes of q4: (d s) q - (dmin m), sub-blocks of 32"""
-    scales, minima = _six_bit_pairs(blocks[:, 4:16])
+    scales, minima = six_bit_pairs(blocks[:, 4:16])
     fifth = unpack(blocks[:, 16:48], 1, 32).reshape(-1, 8, 32)
     q = unpack(blocks[:, 48:176], 4, 32).reshape(-1, 8, 32) | fifth << 4
     return _scaled(q.float(), scales * half_at(blocks, 0), minima * half_at(blocks, 2))
@@ -60,7 +60,7 @@ def iq4_xs(blocks: Tensor) -> Tensor:
     return _scaled(look_up(unpack(blocks[:, 8:136], 4, 16).reshape(-1, 8, 32), IQ4_VALUES), scales)
 
 
-def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
+def six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
     """Eight scales and eight minima of six bits out of 12 bytes, each float32 [blocks, 8].
 
     The first four of both lie in the low six bits of bytes 0-3 and 4-7; the other four have their low halves in

@@ -1,0 +1,273 @@
+"""`decode_linear` over repacked rows: a step reads the packed bytes of the matrix and nothing else of it.
+
+y^T = W x^T. The codes are the left operand of the tensor cores, as exact integers; each piece of a row that has one scale is a product of
+its own, which its scale multiplies in fp32, so that no number of the matrix is rounded. The base of the codes and the zero of their type
+are taken off by a product of x with a constant; that product is a sum of x over the piece too, which the minima multiply. Programs that
+share the inputs of a tile put their sums down; the last to arrive adds them in their order. Rank rows are as in `linear_kernel`.
+"""
+# No `from __future__ import annotations` here: Triton reads the annotations of kernels.
+from .decode_linear_triton import gated, inverse_rms, rank_ready, rank_tasks
+from .triton_compat import tl, triton
+from .unpack_codes import codes, half, scaled_byte, signed_bytes
+
+
+@triton.jit
+def _scale_words(scales, minima, supers, block, n, PADDED: tl.constexpr, SCALES: tl.constexpr, MINIMA: tl.constexpr, SUPERS: tl.constexpr):
+    """The words of the scales of super-block `block` of the rows n: (scales, minima, scales of the super-block)."""
+    at = scales + block * (SCALES * PADDED) + n
+    least = minima + block * (SCALES * PADDED) + n
+    top = tl.load(supers + block * PADDED + n) if SUPERS else 0
+    if SCALES == 2:
+        if MINIMA:
+            return (tl.load(at), tl.load(at + PADDED)), (tl.load(least), tl.load(least + PADDED)), top
+        else:
+            return (tl.load(at), tl.load(at + PADDED)), (), top
+    else:
+        first = (tl.load(at), tl.load(at + PADDED), tl.load(at + 2 * PADDED), tl.load(at + 3 * PADDED))
+        if MINIMA:
+            return first, (tl.load(least), tl.load(least + PADDED), tl.load(least + 2 * PADDED), tl.load(least + 3 * PADDED)), top
+        else:
+            return first, (), top
+
+
+@triton.jit
+def _inputs(x, k, t, rows, x_row, K: tl.constexpr):
+    """x^T [k, t]"""
+    inside = (t < rows)[None, :]
+    if K % 256:
+        inside = inside & (k < K)[:, None]
+    return tl.load(x + t[None, :] * x_row + k[:, None], mask=inside, other=0.0)
+
+
+@triton.jit
+def _block_product(
+    acc, x, addresses, block, own, t, rows, x_row, upper, K: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
+    MINIMA: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, ASSEMBLY: tl.constexpr,
+):
+    """Semantics: acc[n, t] + sum over super-block `block` of W[own[n], k] x[t, k]. KIND: 0 scales "half", 1 "six", 2 "eight"."""
+    TYPE: tl.constexpr = x.dtype.element_ty
+    BASE: tl.constexpr = 128 if TYPE == tl.bfloat16 else 1024
+    WORDS: tl.constexpr = 64 if BITS == 8 else 32
+    GROUP: tl.constexpr = 16 if KIND == 2 else 32
+    PIECES: tl.constexpr = 4 if BITS == 8 else 8
+    data, high, scales, minima, supers = addresses
+    j = tl.arange(0, GROUP)
+    tile = (own // 32) * ((K + 255) // 256 * 32) + block * 32 + own % 32
+    negative = tl.full((BN, GROUP), -(BASE + ZERO), TYPE)
+    scale, minimum, top = _scale_words(scales, minima, supers, block, own, PADDED, 2 if KIND == 1 else 4, MINIMA, KIND > 0)
+    if KIND > 0:
+        d = half(top, 0)
+        shift = d * (-32768.0 - 128.0 * (KIND == 2))
+        if MINIMA:
+            m = half(top, 1) * (1.0 / BASE)
+            m_shift = m * -32768.0
+    for part in tl.static_range(256 // (PIECES * GROUP)):
+        words = tl.load(data + tile[:, None] * WORDS + (part * GROUP + j)[None, :])
+        if BITS == 8:
+            values = signed_bytes(words, TYPE, ASSEMBLY)
+        elif BITS == 4:
+            values = codes(words, words, BITS, TYPE, BASE, ASSEMBLY)
+        else:
+            values = codes(words, tl.load(high + tile[:, None] * 32 + (part * GROUP + j)[None, :]), BITS, TYPE, BASE, ASSEMBLY)
+        for p in tl.static_range(PIECES):
+            xs = _inputs(x, block * 256 + (part * PIECES + p) * GROUP + j, t, rows, x_row, K)
+            if KIND == 0:
+                s = half(scale[(part * PIECES + p) // 2], p % 2)
+            else:
+                s = scaled_byte(scale[(part * PIECES + p) // 4], p % 4, d, shift, upper, ASSEMBLY, 128 if KIND == 2 else 0)
+            if BITS == 8:
+                acc += tl.dot(values[p], xs) * s[:, None]
+            else:
+                off = tl.dot(negative, xs)
+                acc += tl.dot(values[p], xs, off) * s[:, None]
+                if MINIMA:
+                    if KIND == 0:
+                        acc += off * (half(minimum[(part * PIECES + p) // 2], p % 2) * (-1.0 / BASE))[:, None]
+                    else:
+                        acc += off * scaled_byte(minimum[(part * PIECES + p) // 4], p % 4, m, m_shift, upper, ASSEMBLY, 0)[:, None]
+    return acc
+
+
+@triton.jit
+def _addresses(data, PADDED: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, MINIMA: tl.constexpr):
+    """Where the fields of RepackedRows.data begin."""
+    CELLS: tl.constexpr = (K + 255) // 256 * PADDED
+    WORDS: tl.constexpr = 64 if BITS == 8 else 32
+    SCALES: tl.constexpr = 2 if KIND == 1 else 4
+    scales = data + CELLS * (WORDS + (8 * (BITS - 4) if BITS < 8 else 0))
+    minima = scales + CELLS * SCALES
+    high = (data + CELLS * WORDS).to(tl.pointer_type(tl.uint8 if BITS == 5 else tl.int16))
+    return data, high, scales, minima, minima + CELLS * SCALES * MINIMA
+
+
+@triton.jit
+def _rank_sums(
+    h, b, pages, count, t, outputs, inside, b_page, E0: tl.constexpr, E1: tl.constexpr, SLICES: tl.constexpr, BN: tl.constexpr,
+    BT: tl.constexpr, H_ROWS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
+):
+    """B H^T [outputs, t] of the active pages; h [slices, H_ROWS, MAX_PAGES * 16], b [pages, .., d_out, 16]."""
+    sums = tl.zeros((BN, BT), tl.float32)
+    s_of = (outputs >= E0).to(tl.int32) + (outputs >= E1).to(tl.int32)
+    for s in tl.static_range(SLICES):
+        mine = inside & (s_of == s)
+        if tl.max(mine.to(tl.int32), 0) > 0:
+            for k in tl.range(0, count * 16, CHUNK, num_stages=1):
+                r = k + tl.arange(0, CHUNK)
+                acts = r // 16 < count
+                page = tl.load(pages + 1 + r // 16, mask=acts, other=0).to(tl.int64)
+                first = tl.max_contiguous(tl.multiple_of(page * b_page + r % 16, 16), 16)
+                up = tl.load(b + first[None, :] + outputs[:, None] * 16, mask=acts[None, :] & mine[:, None], other=0.0)
+                down = tl.load(h + (s * H_ROWS + t[None, :]) * (MAX_PAGES * 16) + r[:, None], mask=acts[:, None], other=0.0,
+                               cache_modifier=".cg")
+                sums = tl.dot(up, down, sums)
+    return sums
+
+
+@triton.jit
+def _product(
+    x, data, first, n, inside, t, begin, end, rows, x_row, parts, parts_row, width, eps, h, b, pages, counters, count, b_page, meet,
+    K: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, MINIMA: tl.constexpr, ZERO: tl.constexpr,
+    E0: tl.constexpr, E1: tl.constexpr, N: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    STAGES: tl.constexpr, PARTS: tl.constexpr, H_ROWS: tl.constexpr, H_TILES: tl.constexpr, PAGES: tl.constexpr, CHUNK: tl.constexpr,
+    MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
+):
+    """Super-blocks begin..end of a tile: (its product, what rank rows add, 1 / rms of rows t), each fp32.
+
+    In the step `meet` of the loop it takes what stands beside the product, while the reads ahead are under way.
+    """
+    acc = tl.zeros((BN, BT), tl.float32)
+    added = tl.zeros((BN, BT), tl.float32)
+    inverse = tl.zeros((BT,), tl.float32) + 1
+    addresses = _addresses(data, PADDED, K, BITS, KIND, MINIMA)
+    own = first + tl.arange(0, BN)
+    upper = 0x47000000 | rows >> 16  # not a constant, for all the compiler knows
+    for block in tl.range(begin, end, num_stages=STAGES):
+        acc = _block_product(acc, x, addresses, block, own, t, rows, x_row, upper, K, PADDED, BITS, KIND, MINIMA, ZERO, BN, ASSEMBLY)
+        if parts is not None or b is not None:
+            if block == meet:
+                if parts is not None:
+                    inverse = inverse_rms(parts, rows, t, parts_row, width, eps, BT, PARTS)
+                if b is not None:
+                    if count > 0:
+                        outputs = n % 2 * (N // 2) + n // 2 if GLU != "" else n
+                        rank_ready(counters, count, SLICES, H_TILES, PAGES)
+                        added = _rank_sums(h, b, pages, count, t, outputs, inside, b_page, E0, E1, SLICES, BN, BT, H_ROWS, CHUNK, MAX_PAGES)
+    return acc, added, inverse
+
+
+@triton.jit(do_not_specialize=["rows", "parts_row", "weights_row"])
+def packed_kernel(
+    x, data0, data1, data2, bias, out, parts, stream, next_weight, parts_out, partials, arrivals, a, b, pages, row_weights, h,
+    rank_partials, counters, stamp, rows, x_row, out_row, parts_row, weights_row, a_page, b_page, width, eps, scale,
+    K: tl.constexpr, ROWS0: tl.constexpr, ROWS1: tl.constexpr, ROWS2: tl.constexpr,
+    BITS0: tl.constexpr, KIND0: tl.constexpr, MINIMA0: tl.constexpr, ZERO0: tl.constexpr,
+    BITS1: tl.constexpr, KIND1: tl.constexpr, MINIMA1: tl.constexpr, ZERO1: tl.constexpr,
+    BITS2: tl.constexpr, KIND2: tl.constexpr, MINIMA2: tl.constexpr, ZERO2: tl.constexpr,
+    E0: tl.constexpr, E1: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    ROW_TILES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr,
+    PARTS_OUT: tl.constexpr, H_BM: tl.constexpr, H_TILES: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr, PAGES: tl.constexpr,
+    PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
+):
+    PADDED0: tl.constexpr = (ROWS0 + 63) // 64 * 64
+    PADDED1: tl.constexpr = (ROWS1 + 63) // 64 * 64
+    PADDED2: tl.constexpr = (ROWS2 + 63) // 64 * 64
+    N: tl.constexpr = ROWS0 + ROWS1 + ROWS2
+    SUPERS: tl.constexpr = (K + 255) // 256
+    BLOCKS: tl.constexpr = (SUPERS + SPLIT - 1) // SPLIT
+    H_ROWS: tl.constexpr = H_TILES * H_BM
+    program = tl.program_id(0)
+    if stamp is not None:
+        if program == 0:
+            tl.store(stamp, tl.extra.cuda.globaltimer())
+    if program < PROGRAMS:
+        if a is not None:
+            rank_tasks(program, x, a, pages, row_weights, h, rank_partials, counters, rows, x_row, a_page, weights_row,
+                       K, SLICES, H_BM, H_TILES, DEPTH, STEP, PAGES, PROGRAMS, MAX_PAGES)
+    else:
+        cell = (program - PROGRAMS) // SPLIT
+        split = (program - PROGRAMS) % SPLIT
+        tile = cell // ROW_TILES
+        t = cell % ROW_TILES * BT + tl.arange(0, BT)
+        begin = split * BLOCKS
+        end = tl.minimum(begin + BLOCKS, SUPERS)
+        meet = tl.maximum(begin, end - STAGES)
+        count = 0
+        if a is not None:
+            count = tl.where(split == SPLIT - 1, tl.load(pages), 0)
+        first = tile * BN
+        n = first + tl.arange(0, BN)
+        if ROWS1 == 0 or first < PADDED0:
+            inside = n < ROWS0
+            acc, added, inverse = _product(
+                x, data0, first, n, inside, t, begin, end, rows, x_row, parts, parts_row, width, eps, h, b, pages, counters, count, b_page,
+                meet, K, PADDED0, BITS0, KIND0, MINIMA0, ZERO0, E0, E1, N, SLICES, GLU, BN, BT, STAGES, PARTS, H_ROWS, H_TILES, PAGES,
+                CHUNK, MAX_PAGES, ASSEMBLY)
+        elif ROWS2 == 0 or first < PADDED0 + PADDED1:
+            n -= PADDED0 - ROWS0
+            inside = n < ROWS0 + ROWS1
+            acc, added, inverse = _product(
+                x, data1, first - PADDED0, n, inside, t, begin, end, rows, x_row, parts, parts_row, width, eps, h, b, pages, counters,
+                count, b_page, meet, K, PADDED1, BITS1, KIND1, MINIMA1, ZERO1, E0, E1, N, SLICES, GLU, BN, BT, STAGES, PARTS, H_ROWS,
+                H_TILES, PAGES, CHUNK, MAX_PAGES, ASSEMBLY)
+        else:
+            n -= PADDED0 - ROWS0 + PADDED1 - ROWS1
+            inside = n < N
+            acc, added, inverse = _product(
+                x, data2, first - PADDED0 - PADDED1, n, inside, t, begin, end, rows, x_row, parts, parts_row, width, eps, h, b, pages,
+                counters, count, b_page, meet, K, PADDED2, BITS2, KIND2, MINIMA2, ZERO2, E0, E1, N, SLICES, GLU, BN, BT, STAGES, PARTS,
+                H_ROWS, H_TILES, PAGES, CHUNK, MAX_PAGES, ASSEMBLY)
+        acc += added
+        last = True
+        if SPLIT > 1:
+            part = partials + cell * (SPLIT * BN * BT) + tl.arange(0, BN)[:, None] * BT + tl.arange(0, BT)[None, :]
+            tl.store(part + split * (BN * BT), acc)
+            tl.debug_barrier()
+            last = tl.atomic_add(arrivals + cell, 1, sem="acq_rel") == SPLIT - 1
+            if last:
+                acc = tl.load(part, cache_modifier=".cg")
+                for other in tl.static_range(1, SPLIT):
+                    acc += tl.load(part + other * (BN * BT), cache_modifier=".cg")
+        if last:
+            _finish(acc * inverse[None, :], n, inside, t, rows, tile, bias, out, out_row, stream, next_weight, parts_out, parts_row, scale,
+                    N, GLU, BN, BT, TILES, PARTS_OUT)
+
+
+@triton.jit
+def _finish(
+    y, n, inside, t, rows, tile, bias, out, out_row, stream, next_weight, parts_out, parts_row, scale,
+    N: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILES: tl.constexpr, PARTS_OUT: tl.constexpr,
+):
+    """What stands behind the product, as in `linear_kernel`; y [n, t]. With a gate, row 2 i is of it and row 2 i + 1 of the up half."""
+    here = t < rows
+    if bias is not None:
+        outputs = n % 2 * (N // 2) + n // 2 if GLU != "" else n
+        y += tl.load(bias + outputs, mask=inside, other=0.0).to(tl.float32)[:, None]
+    if GLU != "":
+        gate, up = tl.split(tl.trans(tl.reshape(y, (BN // 2, 2, BT)), (0, 2, 1)))
+        n = tile * (BN // 2) + tl.arange(0, BN // 2)
+        tl.store(out + t[None, :] * out_row + n[:, None], gated(gate, up, GLU).to(out.dtype.element_ty),
+                 mask=here[None, :] & (n < N // 2)[:, None])
+    else:
+        at = t[None, :] * out_row + n[:, None]
+        both = here[None, :] & inside[:, None]
+        if stream is not None:
+            y = tl.where(both, tl.load(stream + at, mask=both, other=0.0).to(tl.float32) + scale * y, 0.0)
+            tl.store(stream + at, y.to(stream.dtype.element_ty), mask=both)
+            _store_squares(y * y, tile, t, rows, parts_out, parts_row, BN, BT, TILES, PARTS_OUT)
+            y *= tl.load(next_weight + n, mask=inside, other=0.0).to(tl.float32)[:, None]
+        tl.store(out + at, y.to(out.dtype.element_ty), mask=both)
+
+
+@triton.jit
+def _store_squares(
+    squares, tile, t, rows, parts_out, parts_row, BN: tl.constexpr, BT: tl.constexpr, TILES: tl.constexpr, PARTS_OUT: tl.constexpr,
+):
+    """A part for every 32 rows of the matrix, added in one order whatever the tile: a dot of fp32 adds its products one after the other."""
+    EACH: tl.constexpr = BN // 32
+    own = (tl.arange(0, 16)[:, None] == tl.arange(0, BN)[None, :] // 32).to(tl.float32)
+    totals = tl.dot(own, squares, input_precision="ieee")
+    which = tl.arange(0, 16)[:, None]
+    for first in tl.static_range(0, PARTS_OUT, TILES * EACH):
+        place = first + tile * EACH + which
+        tl.store(parts_out + place * parts_row + t[None, :], totals if first == 0 else totals * 0,
+                 mask=(t < rows)[None, :] & (which < EACH) & (place < PARTS_OUT))

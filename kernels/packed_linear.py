@@ -1,0 +1,97 @@
+"""`decode_linear` over a repacked matrix: how it is cut into programs, and their launch."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from .packed_decode import packed_kernel
+from .rank_pages import MAX_PAGES, RankRows
+from .repack import SUPER, TILE_ROWS
+from .repacked import MOST_PARTS, RepackedWeight
+from .tiles import linear_tile, rank_tile_pages, row_tiles
+from .triton_compat import INTERPRETED
+
+if TYPE_CHECKING:
+    from .decode_linear import Glu, LinearWork, Residual, RowSquares
+
+_KINDS = {"half": 0, "six": 1, "eight": 2}
+PROGRAMS = 512
+"""that a matrix is cut into where it has inputs enough: about four for each multiprocessor of the GPUs that this is for"""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTile:
+    """What of it changes bits, `split`, follows from the shape of the matrix alone."""
+
+    columns: int
+    """rows of the matrix of a program"""
+    rows: int
+    """of the step"""
+    split: int
+    """programs that share the inputs"""
+    stages: int
+    """super-blocks that are read ahead"""
+    warps: int
+
+
+def packed_tile(weight: RepackedWeight, rows: int) -> PackedTile:
+    tiles, supers = sum(part.padded for part in weight.parts) // 64, -(-weight.shape[1] // SUPER)
+    split = 1
+    while split < 8 and tiles * split * 2 <= PROGRAMS and supers >= 4 * split:
+        split *= 2
+    tile_rows = (16 if INTERPRETED else 8) if rows <= 8 else 16 if rows <= 16 else 32
+    return PackedTile(64 if rows <= 8 else 32, tile_rows, split, 3, 2)
+
+
+def packed_square_parts(weight: RepackedWeight) -> int:
+    """How many sums of squares a linear with `residual` writes for a row."""
+    return sum(part.padded for part in weight.parts) // TILE_ROWS
+
+
+def packed_scratch(weight: RepackedWeight, rows: int) -> tuple[int, int]:
+    """(arrivals, sums) that a step of up to `rows` rows needs: int32 that are zero when it begins, and fp32."""
+    most = [0, 0]
+    for count in {min(rows, 8), min(rows, 16), rows}:
+        tile = packed_tile(weight, count)
+        cells = sum(part.padded for part in weight.parts) // tile.columns * -(-count // tile.rows)
+        most = [max(most[0], cells), max(most[1], cells * tile.split * tile.columns * tile.rows)]
+    return most[0], most[1]
+
+
+def packed_linear(
+    x: Tensor, weight: RepackedWeight, bias: Tensor | None, out: Tensor, norm: RowSquares | None, glu: Glu, residual: Residual | None,
+    rank: RankRows | None, work: LinearWork, stamp: tuple[Tensor, int] | None, tile: PackedTile | None = None,
+) -> None:
+    """`decode_linear`; x of 16 bits, `weight` gated where `glu` is."""
+    rows, d_in = x.shape
+    tile = tile or packed_tile(weight, rows)
+    dense = linear_tile(d_in, weight.shape[0], bool(glu), x.element_size(), rows)
+    h_rows, h_tiles = row_tiles(rows)
+    tiles = sum(part.padded for part in weight.parts) // tile.columns
+    cuts = -(-rows // tile.rows)
+    squares = residual.squares if residual else None
+    parts = norm or squares
+    pool = rank.pool if rank else None
+    ends = pool.ends if pool else weight.shape[:1]
+    programs = dense.rank_programs if rank else 0
+    some = [*weight.parts, *[None] * (MOST_PARTS - len(weight.parts))]
+    kinds = {}
+    for index, part in enumerate(some):
+        kinds |= {f"ROWS{index}": part.rows if part else 0, f"BITS{index}": part.order.bits if part else 0,
+                  f"KIND{index}": _KINDS[part.order.scales] if part else 0, f"MINIMA{index}": int(part.order.minima) if part else 0,
+                  f"ZERO{index}": part.order.zero if part else 0}
+    packed_kernel[(programs + tiles * cuts * tile.split,)](
+        x, *(part and part.data for part in some), bias, out, norm and norm.parts, residual and residual.stream,
+        residual and residual.next_weight, squares and squares.parts, work.sums, work.arrivals,
+        pool and pool.a[:, rank.layer], pool and pool.b[:, rank.layer], rank and rank.pages, rank and rank.weights, work.h, work.partials,
+        work.counters, stamp and stamp[0][stamp[1] :], rows, x.stride(0), out.stride(0), parts.parts.stride(0) if parts else 0,
+        rank.weights.stride(0) if rank else 0, pool.a.stride(0) if pool else 0, pool.b.stride(0) if pool else 0,
+        norm.width if norm else 1, norm.eps if norm else 0.0, residual.scale if residual else 1.0,
+        K=d_in, **kinds, E0=ends[0], E1=ends[min(1, len(ends) - 1)], SLICES=len(ends), GLU=glu, BN=tile.columns, BT=tile.rows,
+        ROW_TILES=cuts, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
+        PARTS_OUT=squares.parts.shape[0] if squares else 0, H_BM=h_rows, H_TILES=h_tiles, DEPTH=dense.rank_depth, STEP=dense.rank_step,
+        PAGES=rank_tile_pages(rows), PROGRAMS=programs, CHUNK=min(64, dense.rank_chunk), MAX_PAGES=MAX_PAGES, ASSEMBLY=not INTERPRETED,
+        num_warps=tile.warps,
+    )

@@ -1,0 +1,124 @@
+"""Codes of repacked rows as numbers that tensor cores take, inside a kernel.
+
+A code of up to 7 bits becomes a 16-bit float by an OR: of 128 in bf16 and of 1024 in fp16 the last bits count ones. So the numbers are
+BASE + code, exactly, and the kernel subtracts BASE by a product of its own.
+"""
+# No `from __future__ import annotations` here: Triton reads the annotations of kernels.
+from .repack import PIECES
+from .triton_compat import HAS_TRITON, tl, triton
+
+constant = tl.constexpr if HAS_TRITON else (lambda value: value)
+
+
+def _assembly(bits: int, base: int) -> str:
+    """Two neighbours at a time: their lanes side by side in one register, then a shift and an AND-OR for every piece of a code."""
+    high = {4: "", 5: "prmt.b32 c, $10, $11, 0x5410;", 6: "mov.b32 c, $10;"}[bits]
+    lines = ["{ .reg .b32 a, b, c, t; prmt.b32 a, $8, $9, 0x5410; prmt.b32 b, $8, $9, 0x7632;", high]
+    for index, pieces in enumerate(PIECES[bits]):
+        for number, (lane, shift, mask) in enumerate(pieces):
+            source, other = "abc"[lane], f"$${base:#x}".replace("$$", "") if number == 0 else f"${index}"
+            if shift:
+                lines.append(f"shr.b32 t, {source}, {shift};")
+                source = "t"
+            lines.append(f"lop3.b32 ${index}, {source}, {mask * 0x10001:#x}, {other}, 0xea;")
+    return " ".join([*lines, "}"])
+
+
+_CODES = {bits: {base: constant(_assembly(bits, base * 0x10001)) for base in (0x4300, 0x6400)} for bits in PIECES}
+_4_BF16, _4_FP16 = _CODES[4].values()
+_5_BF16, _5_FP16 = _CODES[5].values()
+_6_BF16, _6_FP16 = _CODES[6].values()
+_BYTES_BF16 = constant("{ .reg .b32 a, s; " + " ".join(
+    f"prmt.b32 a, $4, $5, {index * 0x1111 + 0x4400:#x}; lop3.b32 ${index}, a, 0x7f007f, 0x43004300, 0xea; "
+    f"lop3.b32 s, a, 0x800080, 0x43004300, 0xea; sub.rn.bf16x2 ${index}, ${index}, s;" for index in range(4)) + " }")
+_BYTES_FP16 = constant("{ .reg .b32 a, z; mov.b32 z, 0x64806480; " + " ".join(
+    f"prmt.b32 a, $4, $5, {index * 0x1111 + 0x4400:#x}; xor.b32 a, a, 0x800080; lop3.b32 ${index}, a, 0xff00ff, 0x64006400, 0xea; "
+    f"sub.rn.f16x2 ${index}, ${index}, z;" for index in range(4)) + " }")
+_SCALE = [constant(f"{{ .reg .b32 t; prmt.b32 t, $1, $4, {0x7404 + 16 * index:#x}; fma.rn.f32 $0, t, $2, $3; }}") for index in range(4)]
+_SCALE_0, _SCALE_1, _SCALE_2, _SCALE_3 = _SCALE
+
+
+@triton.jit
+def codes(words, high, BITS: tl.constexpr, TYPE: tl.constexpr, BASE: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """int32 words and their high bytes -> 8 tiles of BASE + code of TYPE, for 4, 5 or 6 bits."""
+    if ASSEMBLY:
+        if BITS == 4:
+            return _eight(_4_BF16 if TYPE == tl.bfloat16 else _4_FP16, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r", (words,), TYPE)
+        elif BITS == 5:
+            return _eight(_5_BF16 if TYPE == tl.bfloat16 else _5_FP16, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r",
+                          (words, high.to(tl.int32)), TYPE)
+        else:
+            return _eight(_6_BF16 if TYPE == tl.bfloat16 else _6_FP16, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r", (words, high), TYPE)
+    else:
+        return (_code(words, high, 0, BITS, TYPE, BASE), _code(words, high, 1, BITS, TYPE, BASE),
+                _code(words, high, 2, BITS, TYPE, BASE), _code(words, high, 3, BITS, TYPE, BASE),
+                _code(words, high, 4, BITS, TYPE, BASE), _code(words, high, 5, BITS, TYPE, BASE),
+                _code(words, high, 6, BITS, TYPE, BASE), _code(words, high, 7, BITS, TYPE, BASE))
+
+
+@triton.jit
+def _eight(assembly: tl.constexpr, constraints: tl.constexpr, inputs, TYPE: tl.constexpr):
+    if TYPE == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            assembly, constraints, inputs, is_pure=True, pack=2,
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16))
+    else:
+        return tl.inline_asm_elementwise(
+            assembly, constraints, inputs, is_pure=True, pack=2,
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16))
+
+
+@triton.jit
+def _code(words, high, P: tl.constexpr, BITS: tl.constexpr, TYPE: tl.constexpr, BASE: tl.constexpr):
+    if BITS == 4:
+        code = (words >> (4 * P)) & 15
+    elif BITS == 5:
+        above = high.to(tl.int32)
+        if P < 6:
+            code = (words >> (16 * (P // 3) + 5 * (P % 3))) & 31
+        elif P == 6:
+            code = above & 31
+        else:
+            code = ((words >> 15) & 1) | ((words >> 30) & 2) | ((above >> 3) & 28)
+    else:
+        above = high.to(tl.int32)
+        if P < 4:
+            code = (words >> (16 * (P // 2) + 6 * (P % 2))) & 63
+        elif P < 6:
+            code = (above >> (6 * (P - 4))) & 63
+        else:
+            code = ((words >> (16 * (P - 6) + 12)) & 15) | ((above >> (8 + 2 * (P - 6))) & 48)
+    return (code + BASE).to(TYPE)
+
+
+@triton.jit
+def signed_bytes(words, TYPE: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """int32 words -> 4 tiles of their signed bytes of TYPE."""
+    if ASSEMBLY:
+        if TYPE == tl.bfloat16:
+            return tl.inline_asm_elementwise(_BYTES_BF16, "=&r,=&r,=&r,=&r,r,r", [words], is_pure=True, pack=2,
+                                             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16))
+        else:
+            return tl.inline_asm_elementwise(_BYTES_FP16, "=&r,=&r,=&r,=&r,r,r", [words], is_pure=True, pack=2,
+                                             dtype=(tl.float16, tl.float16, tl.float16, tl.float16))
+    else:
+        return ((words << 24) >> 24).to(TYPE), ((words << 16) >> 24).to(TYPE), ((words << 8) >> 24).to(TYPE), (words >> 24).to(TYPE)
+
+
+@triton.jit
+def scaled_byte(words, P: tl.constexpr, scale, shift, top, ASSEMBLY: tl.constexpr, ZERO: tl.constexpr):
+    """(byte P of the words - ZERO) * scale in fp32, exactly; `shift` = -(2^15 + ZERO) * scale.
+
+    `top`: the bits of 2^15 in fp32, in a register: an instruction takes one constant only."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            _SCALE_0 if P == 0 else _SCALE_1 if P == 1 else _SCALE_2 if P == 2 else _SCALE_3, "=f,r,f,f,r", [words, scale, shift, top],
+            dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return (((words >> (8 * P)) & 255) - ZERO).to(tl.float32) * scale
+
+
+@triton.jit
+def half(words, P: tl.constexpr):
+    """The lower (P = 0) or upper half of the words, an fp16 number, in fp32."""
+    return ((words >> (16 * P)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
