@@ -21,30 +21,33 @@ def rank_tasks(
     counters[1 + tile] the parts of each.
     """
     SPLITS: tl.constexpr = (D_IN + DEPTH - 1) // DEPTH
+    LANES: tl.constexpr = 4
     N: tl.constexpr = PAGES * 16
     count = tl.load(pages)
     groups = (count + PAGES - 1) // PAGES
     c = tl.arange(0, N)
+    lane = tl.arange(0, LANES)[:, None]
     for task in range(program, ROW_TILES * SLICES * groups * SPLITS, PROGRAMS):
         part = task % SPLITS
         tile = task // SPLITS
-        group = tile % groups
-        s = tile // groups % SLICES
-        m = tile // groups // SLICES * BM + tl.arange(0, BM)
+        s = tile % SLICES
+        m = tile // SLICES % ROW_TILES * BM + tl.arange(0, BM)
         here = (m < rows)[:, None]
+        group = tile // SLICES // ROW_TILES
         place = group * PAGES + c // 16
         acts = place < count
         page = tl.load(pages + 1 + place, mask=acts, other=0).to(tl.int64)
         column = tl.load(pages + 1 + MAX_PAGES + place, mask=acts, other=0)
-        first = page * a_page + (s * 16 + c % 16) * D_IN
-        sums = tl.zeros((BM, N), tl.float32)
-        for k in tl.range(0, DEPTH, STEP, num_stages=3):
-            d = part * DEPTH + k + tl.arange(0, STEP)
-            inside = d < D_IN if D_IN % STEP != 0 or D_IN % DEPTH != 0 else tl.full((STEP,), True, tl.int1)
-            rank = tl.load(a + first[None, :] + d[:, None], mask=inside[:, None] & acts[None, :], other=0.0)
-            xs = tl.load(x + m[:, None] * x_row + d[None, :], mask=here & inside[None, :], other=0.0)
-            sums = tl.dot(xs, rank, sums, input_precision="ieee")
         weight = tl.load(row_weights + m[:, None] * weights_row + column[None, :], mask=here & acts[None, :], other=0.0)
+        first = page * a_page + (s * 16 + c % 16) * D_IN
+        sums = tl.zeros((LANES, BM, N), tl.float32)
+        for k in tl.range(0, DEPTH, STEP, num_stages=4):
+            d = part * DEPTH + k + lane * (STEP // LANES) + tl.arange(0, STEP // LANES)[None, :]
+            known = d < (D_IN if D_IN % DEPTH != 0 or DEPTH % STEP != 0 else 1 << 30)
+            rank = tl.load(a + first[None, None, :] + d[:, :, None], mask=known[:, :, None] & acts[None, None, :], other=0.0)
+            xs = tl.load(x + m[None, :, None] * x_row + d[:, None, :], mask=here[None] & known[:, None, :], other=0.0)
+            sums = tl.dot(xs, rank, sums, input_precision="ieee")
+        sums = tl.sum(sums, 0)
         into = h + (s * (ROW_TILES * BM) + m[:, None]) * (MAX_PAGES * 16) + group * N + c[None, :]
         if SPLITS == 1:
             tl.store(into, (sums * weight).to(h.dtype.element_ty))
@@ -64,46 +67,55 @@ def rank_tasks(
 
 
 @triton.jit
+def tiles_of_h(count, SLICES: tl.constexpr, ROW_TILES: tl.constexpr, PAGES: tl.constexpr):
+    return ROW_TILES * SLICES * ((count + PAGES - 1) // PAGES)
+
+
+@triton.jit
 def rank_ready(counters, count, SLICES: tl.constexpr, ROW_TILES: tl.constexpr, PAGES: tl.constexpr):
     """Return when all of H is there."""
-    wanted = ROW_TILES * SLICES * ((count + PAGES - 1) // PAGES)
+    wanted = tiles_of_h(count, SLICES, ROW_TILES, PAGES)
     done = tl.atomic_add(counters, 0, sem="acquire")
     while done < wanted:
         done = tl.atomic_add(counters, 0, sem="acquire")
 
 
 @triton.jit
-def rank_product(
-    sums, h, b, pages, count, m, outputs, inside, s, b_page,
-    ROWS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
-):
-    """sums [BM, BN] + H B^T at `outputs`; b [pages, .., d_out, 16]. A page is one step of the tensor cores, so others add exact zeros."""
-    for k in tl.range(0, count * 16, CHUNK, num_stages=1):
-        r = k + tl.arange(0, CHUNK)
-        acts = r // 16 < count
-        page = tl.load(pages + 1 + r // 16, mask=acts, other=0).to(tl.int64)
-        first = tl.max_contiguous(tl.multiple_of(page * b_page + r % 16, 16), 16)
-        up = tl.load(b + first[:, None] + outputs[None, :] * 16, mask=acts[:, None] & inside[None, :], other=0.0)
-        down = tl.load(h + (s * ROWS + m[:, None]) * (MAX_PAGES * 16) + r[None, :], mask=acts[None, :], other=0.0, cache_modifier=".cg")
-        sums = tl.dot(down, up, sums, input_precision="ieee")
-    return sums
+def load_up(b, pages, count, chunk, n, inside, b_page, CHUNK: tl.constexpr):
+    """B^T [CHUNK, BN] of a chunk of the active rank rows at outputs n; b [pages, .., d_out, 16]."""
+    r = chunk * CHUNK + tl.arange(0, CHUNK)
+    acts = r // 16 < count
+    page = tl.load(pages + 1 + r // 16, mask=acts, other=0).to(tl.int64)
+    first = tl.max_contiguous(tl.multiple_of(page * b_page + r % 16, 16), 16)
+    return tl.load(b + first[:, None] + n[None, :] * 16, mask=acts[:, None] & inside[None, :], other=0.0)
+
+
+@triton.jit
+def add_chunk(sums, h, up, count, chunk, m, s, ROWS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr):
+    """sums [BM, BN] + H B^T of a chunk. A page is one step of the tensor cores, so others add exact zeros."""
+    r = chunk * CHUNK + tl.arange(0, CHUNK)
+    place = h + (s * ROWS + m[:, None]) * (MAX_PAGES * 16) + r[None, :]
+    return tl.dot(tl.load(place, mask=(r // 16 < count)[None, :], other=0.0, cache_modifier=".cg"), up, sums, input_precision="ieee")
+
+
+@triton.jit
+def row_sums(x, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
+    """Sums of the rows of x [BM, WIDTH = 2^LEVELS], neighbours first: the order does not depend on BM, as that of `tl.sum` may."""
+    BM: tl.constexpr = x.shape[0]
+    for level in tl.static_range(LEVELS):
+        x = tl.sum(tl.reshape(x, (BM, WIDTH >> level + 1, 2)), 2)
+    return tl.reshape(x, (BM,))
 
 
 @triton.jit
 def inverse_rms(parts, rows, m, parts_row, width, eps, BM: tl.constexpr, PARTS: tl.constexpr):
-    """1 / rms of rows m, from sums of squares [PARTS, rows] added in their order."""
-    total = tl.zeros((BM,), tl.float32)
-    for first in range(0, PARTS, 32):
-        for part in tl.static_range(32):
-            total += tl.load(parts + (first + part) * parts_row + m, mask=(m < rows) & (first + part < PARTS), other=0.0)
-    return tl.rsqrt(total / width + eps)
-
-
-@triton.jit
-def row_sums(x, BN: tl.constexpr):
-    """Sums of the rows of x [BM, BN] in one order, whatever BM: a dot of fp32 adds its products one after the other."""
-    totals = tl.dot(x, tl.zeros((BN, 16), tl.float32) + 1, input_precision="ieee")
-    return tl.sum(tl.where((tl.arange(0, 16) == 0)[None, :], totals, 0.0), 1)
+    """1 / rms of rows m, from sums of squares [PARTS, rows] that are added in one order, whatever BM."""
+    part = tl.arange(0, 32)
+    total = tl.zeros((BM, 32), tl.float32)
+    for first in tl.static_range(0, PARTS, 32):
+        known = (m < rows)[:, None] & (first + part < PARTS)[None, :]
+        total += tl.load(parts + (first + part)[None, :] * parts_row + m[:, None], mask=known, other=0.0)
+    return tl.rsqrt(row_sums(total, 32, 5) / width + eps)
 
 
 @triton.jit
@@ -126,14 +138,14 @@ def place_of(tile, E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, BN: tl.
     return s, start + (tile - tl.where(s == 0, 0, tl.where(s == 1, T0, T1))) * BN, end
 
 
-@triton.jit(do_not_specialize=["rows", "parts_row", "weights_row"])
+@triton.jit(do_not_specialize=["rows", "parts_row", "weights_row"], do_not_specialize_on_alignment=["counters", "stamp"])
 def linear_kernel(
     x, weight, bias, out, parts, stream, next_weight, parts_out, a, b, pages, row_weights, h, partials, counters, stamp,
     rows, x_row, out_row, parts_row, weights_row, a_page, b_page, width, eps, scale,
     D_IN: tl.constexpr, E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr,
     BM: tl.constexpr, ROW_TILES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr,
-    PARTS: tl.constexpr, PARTS_OUT: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr, PAGES: tl.constexpr, PROGRAMS: tl.constexpr,
-    CHUNK: tl.constexpr, MEET: tl.constexpr, MAX_PAGES: tl.constexpr,
+    PARTS: tl.constexpr, PARTS_OUT: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr, PAGES: tl.constexpr,
+    PROGRAMS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr, CHUNK: tl.constexpr, MEET: tl.constexpr, MAX_PAGES: tl.constexpr,
 ):
     program = tl.program_id(0)
     if stamp is not None:
@@ -154,11 +166,11 @@ def linear_kernel(
         n = first + tl.arange(0, BN)
         inside = n < end
         both = here & inside[None, :]
-        ds = tl.arange(0, BK)
-        w = weight + n.to(tl.int64)[None, :] * D_IN + ds[:, None]
-        xs = x + m[:, None] * x_row + ds[None, :]
-        sums = tl.zeros((BM, BN), tl.float32)
-        sums_up = tl.zeros((BM, BN), tl.float32)
+        ds = tl.arange(0, LANES)[:, None] * (BK // LANES) + tl.arange(0, BK // LANES)[None, :]
+        w = weight + n.to(tl.int64)[None, None, :] * D_IN + ds[:, :, None]
+        xs = x + m[None, :, None] * x_row + ds[:, None, :]
+        sums = tl.zeros((LANES, BM, BN), tl.float32)
+        sums_up = tl.zeros((LANES, BM, BN), tl.float32)
         added = tl.zeros((BM, BN), tl.float32)
         added_up = tl.zeros((BM, BN), tl.float32)
         inverse = tl.zeros((BM,), tl.float32) + 1
@@ -166,31 +178,61 @@ def linear_kernel(
         if stream is not None:
             before = tl.load(stream + at, mask=both, other=0.0)
             following = tl.load(next_weight + n, mask=inside, other=0.0)
+        chunk = 0
+        chunks = 0
+        ready = 0
+        wanted = 0
+        count = 0
         if a is not None:
             count = tl.load(pages)
+            chunks = (count * 16 + CHUNK - 1) // CHUNK
+            wanted = tiles_of_h(count, SLICES, ROW_TILES, PAGES)
+        meet = tl.maximum(MEET - chunks, 0) if a is not None else 0
+        up = tl.zeros((CHUNK, BN), x.dtype.element_ty)
+        up_up = up
         for step in tl.range(0, (D_IN + BK - 1) // BK, num_stages=STAGES):
             k = step * BK
-            known = inside[None, :] if D_IN % BK == 0 else inside[None, :] & (ds < D_IN - k)[:, None]
-            xk = tl.load(xs + k, mask=here if D_IN % BK == 0 else here & (ds < D_IN - k)[None, :], other=0.0)
+            rest = ds < (D_IN - k if D_IN % BK != 0 else BK)
+            known = inside[None, None, :] & rest[:, :, None]
+            xk = tl.load(xs + k, mask=here[None] & rest[:, None, :], other=0.0)
             sums = tl.dot(xk, tl.load(w + k, mask=known, other=0.0, eviction_policy="evict_first"), sums, input_precision="ieee")
             if GLU != "":
                 wk = tl.load(w + (E0 * D_IN + k), mask=known, other=0.0, eviction_policy="evict_first")
                 sums_up = tl.dot(xk, wk, sums_up, input_precision="ieee")
-            if step == MEET:
-                if parts is not None:
+            if parts is not None:
+                if step == MEET:
                     inverse = inverse_rms(parts, rows, m, parts_row, width, eps, BM, PARTS)
-                if a is not None:
-                    if count > 0:
-                        rank_ready(counters, count, SLICES, ROW_TILES, PAGES)
-                        added = rank_product(added, h, b, pages, count, m, n, inside, s, b_page, ROW_TILES * BM, CHUNK, MAX_PAGES)
+            if a is not None:
+                if (step >= meet) & (chunk < chunks):
+                    if step == meet:
+                        up = load_up(b, pages, count, 0, n, inside, b_page, CHUNK)
                         if GLU != "":
-                            added_up = rank_product(added_up, h, b, pages, count, m, n + E0, inside, SLICES - 1, b_page,
-                                                    ROW_TILES * BM, CHUNK, MAX_PAGES)
-        y = (sums + added) * inverse[:, None]
+                            up_up = load_up(b, pages, count, 0, n + E0, inside, b_page, CHUNK)
+                    else:
+                        if ready < wanted:
+                            ready = tl.atomic_add(counters, 0, sem="acquire")
+                        if ready >= wanted:
+                            added = add_chunk(added, h, up, count, chunk, m, s, ROW_TILES * BM, CHUNK, MAX_PAGES)
+                            if GLU != "":
+                                added_up = add_chunk(added_up, h, up_up, count, chunk, m, SLICES - 1, ROW_TILES * BM, CHUNK, MAX_PAGES)
+                            chunk += 1
+                            up = load_up(b, pages, count, chunk, n, inside, b_page, CHUNK)
+                            if GLU != "":
+                                up_up = load_up(b, pages, count, chunk, n + E0, inside, b_page, CHUNK)
+        if a is not None:
+            if ready < wanted:
+                rank_ready(counters, count, SLICES, ROW_TILES, PAGES)
+            for last in tl.range(chunk, chunks, num_stages=1):
+                up = load_up(b, pages, count, last, n, inside, b_page, CHUNK)
+                added = add_chunk(added, h, up, count, last, m, s, ROW_TILES * BM, CHUNK, MAX_PAGES)
+                if GLU != "":
+                    up_up = load_up(b, pages, count, last, n + E0, inside, b_page, CHUNK)
+                    added_up = add_chunk(added_up, h, up_up, count, last, m, SLICES - 1, ROW_TILES * BM, CHUNK, MAX_PAGES)
+        y = (tl.sum(sums, 0) + added) * inverse[:, None]
         if bias is not None:
             y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
         if GLU != "":
-            up = (sums_up + added_up) * inverse[:, None]
+            up = (tl.sum(sums_up, 0) + added_up) * inverse[:, None]
             if bias is not None:
                 up += tl.load(bias + E0 + n, mask=inside, other=0.0).to(tl.float32)[None, :]
             y = gated(y, up, GLU)
@@ -198,7 +240,7 @@ def linear_kernel(
             y = before.to(tl.float32) + scale * y
             tl.store(stream + at, y.to(stream.dtype.element_ty), mask=both)
             for part in tl.static_range(0, PARTS_OUT, TILES):
-                square = row_sums(y * y, BN) if part == 0 else tl.zeros((BM,), tl.float32)
+                square = row_sums(y * y, BN, LEVELS) if part == 0 else tl.zeros((BM,), tl.float32)
                 if part + tile < PARTS_OUT:
                     tl.store(parts_out + (part + tile) * parts_row + m, square, mask=m < rows)
             y *= following.to(tl.float32)[None, :]
