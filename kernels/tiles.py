@@ -32,12 +32,12 @@ class LinearTile:
 
 def linear_tile(d_in: int, d_out: int, glu: bool, itemsize: int, rows: int) -> LinearTile:
     """`d_out` counts the rows of the matrix."""
-    columns = next((size for size in (128, 64, 32) if d_out >= 96 * size), 16)
-    depth = min(_divisor(d_in), 128 if columns >= 64 or d_in <= 4096 and columns > 16 else 256) * 2 // itemsize
+    columns = next((size for size in (64, 32) if d_out >= 96 * size), 16)
+    depth = min(_divisor(d_in), 128 if columns == 64 else 256) * 2 // itemsize
     stage = (columns + (16 if rows <= 16 else 32)) * depth * itemsize
     if glu and columns > 16:
         columns //= 2
-    stages = max(2, min(6, SHARED_BYTES // stage))
+    stages = max(3, min(8, SHARED_BYTES // stage + 1))
     return LinearTile(columns, depth, stages, 4, *_rank_tasks(d_in, itemsize), 66, 64, max(0, -(-d_in // depth) - stages))
 
 
@@ -52,9 +52,9 @@ def rank_tile_pages(rows: int) -> int:
 
 
 def _rank_tasks(d_in: int, itemsize: int) -> tuple[int, int]:
-    if d_in <= 1024:
-        return d_in, min(_divisor(d_in), 128)
-    return 512, 256 * 2 // itemsize
+    step = min(_divisor(d_in), 512 // itemsize)
+    parts = -(-d_in // 4096)
+    return -(-d_in // (parts * step)) * step, step
 
 
 def _divisor(d_in: int) -> int:
