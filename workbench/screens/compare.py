@@ -119,8 +119,9 @@ class CompareScreen(SteadySize, Screen):
 
     def _has_panes(self) -> bool:
         """False before they are made and while the app is leaving; a redraw that was asked for may fall there."""
-        drawn = self.query(".column-title, .column-text, .column-lines, .token-title, .token-text, #mix-title, #hint, #header, #prompt")
-        return len(drawn) == 3 * MOST_COLUMNS + 6 and all(map(self.query, (AskField, AdapterList, Figures, KeyLine)))
+        drawn = self.query(".column-title, .column-text, .column-lines, .token-title, .token-text, #mix-title, #hint, #header, #prompt, "
+                           "AskField, AdapterList, Figures, KeyLine")
+        return len(drawn) == 3 * MOST_COLUMNS + 10
 
     def _title(self) -> Content:
         compare, sampling = self._comparing.compare, self._control.sampling

@@ -6,6 +6,7 @@ from typing import Any
 from rich.cells import cell_len
 from textual import events
 from textual.app import ComposeResult
+from textual.screen import Screen
 from textual.widgets import Footer
 
 SPARED = ("type_scale", "engine", "bypass", "newline", "solo", "regenerate", "again", "want('add')", "want('export')",
@@ -22,6 +23,17 @@ class KeyLine(Footer):
         super().__init__(compact=True)
         self._composed_for = 0
         """columns"""
+        self._asked_for: tuple[object, ...] = ()
+        """keys that are drawn, or will be"""
+
+    def bindings_changed(self, screen: Screen) -> None:
+        """Draw the keys anew where they are others than before: a change of the focus tells it twice, and every widget of a screen once."""
+        tells = getattr(screen, "footer_tells", lambda action: True)
+        active = screen.active_bindings.items()
+        keys = tuple((key, each.binding.action, each.enabled, tells(each.binding.action)) for key, each in active if each.binding.show)
+        if keys != self._asked_for and self.is_attached and screen is self.screen and self.app.app_focus:
+            self._asked_for = keys
+            super().bindings_changed(screen)
 
     def compose(self) -> ComposeResult:
         self.mutate_reactive(Footer.compact)  # which lets go of the keys of before: they listen to it
