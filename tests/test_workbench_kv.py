@@ -9,7 +9,7 @@ from bench_pilot import bench_app, running, say, screen_text, settled, text_of, 
 from fake_engine import stats
 
 from lora_bench.engine import protocol as p
-from lora_bench.workbench.cache_text import hit_text, prefix_text, started_text
+from lora_bench.workbench.cache_text import found_text, hit_text, prefix_text, started_text
 from lora_bench.workbench.happenings import event_line
 from lora_bench.workbench.kv_map import map_lines, scale_text
 from lora_bench.workbench.mix_letters import OTHERS, MixLetters
@@ -101,7 +101,7 @@ def test_the_hit_rate_is_of_what_was_looked_up() -> None:
         70, 20, 1, 4, 4, (p.MissedRun(20, 3, "cleared", "cleared 3 s ago: adapter sql was unloaded"), p.MissedRun(64, 1, "new tokens")),
         llama_cpp_cleared=7)),
      "request 3: 20 of 70 prompt tok reused (1 block, 4 tok copied) · 4 blocks missed: 3 blocks from token 20 – cleared 3 s ago: "
-     "adapter sql was unloaded; 1 block from token 64 – new tokens · llama.cpp's rule would have cleared 7 blocks first"),
+     "adapter sql was unloaded"),
     (p.RequestStarted(3, 40, (), p.CacheUse(40, missed_blocks=3, missed=(p.MissedRun(0, 3, "new tokens"),))),
      "request 3: 0 of 40 prompt tok reused · 3 blocks missed: new tokens"),
     (p.CacheCleared(1, "adapter sql was unloaded"), "1 KV block cleared: adapter sql was unloaded"),
@@ -120,10 +120,19 @@ def test_a_start_of_which_nothing_is_known_is_no_line() -> None:
     assert event_line(p.RequestStarted(1, 9)) is None and "prompt" in started_text(1, p.CacheUse(9))
 
 
+def test_what_a_prompt_found_is_told_whole_with_what_one_slot_would_have_lost() -> None:
+    use = p.CacheUse(70, 20, 1, 4, 4, (p.MissedRun(20, 3, "content changed", "content of sql changed"), p.MissedRun(64, 1, "new tokens")),
+                     "the rest waits", llama_cpp_cleared=7)
+    assert found_text(3, use) == (
+        "request 3: 20 of 70 prompt tok reused (1 block, 4 tok copied) · 4 blocks missed: 3 blocks from token 20 – content of sql changed; "
+        "1 block from token 64 – new tokens · the rest waits · llama.cpp's rule would have cleared 7 blocks first")
+
+
 async def test_the_panel_shows_memory_by_mix_its_hit_rate_and_the_latest_reason() -> None:
     app = bench_app()
     async with running(app) as pilot:
-        app.engine.emit(p.CacheCleared(4, "adapter sql was unloaded"), app.engine.snapshot())
+        use = p.CacheUse(64, missed_blocks=4, missed=(p.MissedRun(0, 3, "cleared"), p.MissedRun(48, 1, "new tokens")), llama_cpp_cleared=9)
+        app.engine.emit(p.RequestStarted(7, 64, (), use), p.CacheCleared(4, "adapter sql was unloaded"), app.engine.snapshot())
         await settled(pilot)
         shown = text_of(app.screen.query_one("#panel-kv"))
         for part in ("20/512 blocks", "hit 92% of 1,204 tok", "evicted 3 · cleared 2 · preempted 1", "A base", "12 shared",
@@ -135,7 +144,8 @@ async def test_the_panel_shows_memory_by_mix_its_hit_rate_and_the_latest_reason(
         await settled(pilot)
         whole = text_of(app.screen.query_one("#panel-kv"))
         for part in ("1,104 of 1,204", "llama.cpp's rule", "300 (25%), 41 blocks cleared", "64 more, all wrong",
-                     "a letter is a block; 489 more are free", "LOST"):
+                     "a letter is a block; 489 more are free", "LOST",
+                     "3 blocks from token 0", "1 block from token 48", "cleared 9 blocks first"):
             assert part in whole, part
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
 from ..engine import protocol as p
+from .cache_text import found_text
 from .happenings import event_line
 from .mix_letters import MixLetters
 from .mixboard import BoardState, MixBoard, mix_text
@@ -168,7 +169,7 @@ class BenchState:
                 case p.SlotEvicted():
                     self.last_eviction = entry
                 case p.RequestStarted():
-                    self.prefixes.append(entry)
+                    self.prefixes.append(replace(entry, text=found_text(event.request_id, event.cache)))
                 case p.CacheCleared() | p.KvEvicted() | p.RequestPreempted():
                     self.losses.append(entry)
         fold = getattr(self, f"_on_{type(event).__name__}", None)
