@@ -15,6 +15,7 @@ from .loaded import LoadedModel, load_model
 from .look import look
 from .mixes import Mixes
 from .new_request import asked_request, new_request
+from .outbox import Outbox
 from .protocol import (
     AdapterInfo,
     CheckpointAppeared,
@@ -54,13 +55,13 @@ class Engine:
     def __init__(self, emit: Emit, wake: Callable[[], None] | None = None) -> None:
         """With `wake` adapters that lie on disk only are read in a thread, which calls it when a step has something new to look at; who
         needs one waits and the others go on. Without it the step that needs one reads it."""
-        self._emit, self._wake = emit, wake
+        self._emit, self._wake = Outbox(emit), wake
         self._model: LoadedModel | None = None
         self._mixes: Mixes | None = None
         self._requests: dict[int, Request] = {}
         self._process = psutil.Process()
-        self.checks = Checks(self, emit)
-        self.scores = Scores(self, emit)
+        self.checks = Checks(self, self._emit)
+        self.scores = Scores(self, self._emit)
 
     @property
     def model(self) -> LoadedModel:
@@ -206,11 +207,14 @@ class Engine:
         works = self._model.scheduler.plan()
         stopped = self._tell_stopped(self._model.scheduler)
         if not works:
+            self._emit.flush()
             return stopped
-        drawn, finished = self._model.runner.run(works)
+        drawn, finished = self._model.runner.run(works, self._emit.flush)
         for request, token in drawn:
             self._accept(request, token)
-        self._emit(finished)
+        self._emit.later(finished)
+        if not (self._model.runner.overlaps and self.busy):
+            self._emit.flush()
         return True
 
     def _tell_stopped(self, scheduler: Scheduler) -> bool:
@@ -275,7 +279,7 @@ class Engine:
         self.model.slots.caught_up(request)
         text, reason = request.accept(token)
         if text or reason is None:
-            self._emit(TextDelta(request.id, text, request.new_tokens))
+            self._emit.later(TextDelta(request.id, text, request.new_tokens))
         if reason is not None:
             self._finish(request, reason)
         elif (written := request.written()) is not None:
@@ -296,6 +300,7 @@ class Engine:
 
     # -- what is ---------------------------------------------------------------------------------
     def snapshot(self) -> EngineSnapshot:
+        self._emit.flush()
         memory = self._process.memory_info().rss
         model = self._model
         if model is None:

@@ -1,7 +1,7 @@
 """From planned work to logits: the tensors of the step, the adapters' weights, the forward."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -35,11 +35,20 @@ class Runner:
     def kv_bytes(self) -> int:
         return self._caches.nbytes
 
-    def run(self, works: Sequence[Work]) -> tuple[list[tuple[Request, int]], StepFinished]:
-        """One step. Returns every request that got a token with it (-1: its logits are not finite), and the step's times."""
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device may compute a step while other things are done."""
+        return self._device_step is not None
+
+    def run(self, works: Sequence[Work], meanwhile: Callable[[], None]) -> tuple[list[tuple[Request, int]], StepFinished]:
+        """One step. Returns every request that got a token with it (-1: its logits are not finite), and the step's times.
+
+        `meanwhile` is called once, beside the device's work where that can be.
+        """
         step, why = self._device_step, self._why_eager
         if step is not None and not (why := step.begin(works)):
-            return self._run_on_device(works, step)
+            return self._run_on_device(works, step, meanwhile)
+        meanwhile()
         self._timer.start()
         logits, lora = self._forward(works)
         sampled = [work.request for work in works if work.sampled]
@@ -50,8 +59,11 @@ class Runner:
         finished = self._finished(works, lora.routing if lora else None, *self._timer.finish(), path=f"eager: {why}" if why else "")
         return list(zip(sampled, tokens, strict=True)), finished
 
-    def _run_on_device(self, works: Sequence[Work], step: DeviceStep) -> tuple[list[tuple[Request, int]], StepFinished]:
+    def _run_on_device(
+        self, works: Sequence[Work], step: DeviceStep, meanwhile: Callable[[], None],
+    ) -> tuple[list[tuple[Request, int]], StepFinished]:
         """The rest of a step that was launched; what can be known without its tokens is done before they are there."""
+        meanwhile()
         for work in works:
             work.request.commit(1)
         tokens, ms, by_op = step.end()
