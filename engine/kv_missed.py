@@ -59,7 +59,7 @@ def _reasons(use: Use, index: KvIndex, lacking: bool) -> Iterator[tuple[int, Rea
     """(blocks, why they are not there), from the first one that was not found on.
 
     Behind a block whose tokens nobody is known to have had, all are new: no key is computed for them. What explained a block explains the
-    next one, where it went on with the same tokens; so a long prompt under another mix costs some 2 us a block, however many mixes there
+    next one, where it went on with the same tokens; so a long prompt under another mix costs some 3 us a block, however many mixes there
     were. (It is not asked there whether another mix has come nearer.)
     """
     reasons, parent, before, had = Reasons(use.timeline), use.parent, use.start, use.stored - use.start
