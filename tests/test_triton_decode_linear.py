@@ -60,7 +60,10 @@ class Form:
                 weights[row, active.index(adapter)] = scale
         return RankRows(self.pool, 1, pages.to(DEVICE), weights.to(DEVICE))
 
-    def run(self, x: Tensor, stream: Tensor, squares: Tensor, rank: RankRows | None) -> tuple[Tensor, ...]:
+    def run(
+        self, x: Tensor, stream: Tensor, squares: Tensor, rank: RankRows | None, work: DecodeWork | None = None,
+        stamp: tuple[Tensor, int] | None = None,
+    ) -> tuple[Tensor, ...]:
         """What the kernel writes: out, and with a residual the stream and its squares [rows, parts]."""
         rows, n = x.shape[0], self.ends[-1]
         norm, residual, stream = RowSquares(squares[:, :rows].contiguous(), self.d_in, 1e-5), None, stream[:rows].clone()
@@ -68,10 +71,10 @@ class Form:
             parts = torch.full((square_parts(self.d_in, n, self.dtype) + 3, rows), torch.nan, device=DEVICE)
             residual = Residual(stream, self.next_weight, RowSquares(parts, n, 1e-5), scale=0.5)
         out = torch.full((rows, n // 2 if self.glu else n), torch.nan, dtype=self.dtype, device=DEVICE)
-        work = DecodeWork(rows, [(self.d_in, len(self.ends))] * 2, self.dtype, DEVICE)
+        work = work or DecodeWork(rows, [(self.d_in, len(self.ends))] * 2, self.dtype, DEVICE)
         work.begin()
         decode_linear(x, self.weight, self.bias_values, out, norm=norm if self.norm else None, glu=self.glu, residual=residual, rank=rank,
-                      work=work.lane(1))
+                      work=work.lane(1), stamp=stamp)
         return (out, stream, residual.squares.parts.T) if residual else (out,)
 
     def exact(self, x: Tensor, stream: Tensor, squares: Tensor, rank: RankRows | None) -> tuple[Tensor, ...]:
@@ -194,6 +197,26 @@ def test_large(form: dict, dtype: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("form", [LARGE[index] for index in (0, 1, 5, 6, 7, 8, 9, 10, 11, 15)], ids=_name)
 def test_bits(form: dict, dtype: torch.dtype, seed: int) -> None:
     _bits(Form(dtype=dtype, **{**form, "ranks": (16, 8, 40, 64, 16, 16)}), (2, 15, 17, 33, 64))
+
+
+@interpreted
+def test_step_that_ended_early(seed: int) -> None:
+    """What a step leaves in its scratch does not matter to the next."""
+    form = Form(d_in=48, ends=(24, 40), dtype=torch.float32, ranks=(16, 40))
+    given, rank = form.inputs(3), form.rank_rows([{0: 1.0}, {1: 2.0}, {}])
+    work = DecodeWork(3, [(48, 2)] * 2, torch.float32, DEVICE)
+    for _ in range(2):
+        assert all(map(torch.equal, form.run(*given, rank), form.run(*given, rank, work)))
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_stamp(seed: int) -> None:
+    form, stamps = Form(576, (960,), torch.bfloat16, ranks=(16,)), torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    given, rank = form.inputs(2), form.rank_rows([{0: 1.0}, {}])
+    for place in (2, 0):
+        assert torch.equal(form.run(*given, rank)[0], form.run(*given, rank, stamp=(stamps, place))[0])
+    assert 0 == stamps[1] < stamps[2] < stamps[0]
 
 
 @pytest.mark.gpu
