@@ -103,7 +103,7 @@ def _launch(
 def _shape(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Tokens read at once, fewest tokens of a program, its warps, reads under way."""
     if dtype == torch.float32:
-        return (32 if width <= 128 else 16), 64, 4, 2
+        return (32, 64, 8, 2) if width <= 128 else (16, 64, 4, 2)
     return (64, 64, 4, 3) if width <= 128 else (32, 64, 4, 3)
 
 

@@ -148,11 +148,7 @@ def prefill_attention(q: Tensor, cache: Tensor, pieces: Pieces, scores: Scores) 
 def _shape(size: int, group: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Rows of a product (a row's heads that share keys each), keys taken at once, warps, reads under way."""
     if dtype == torch.float32:
-        queries, tile, warps, stages = 32, 32, 4, 1
-    elif size <= 64:
-        queries, tile, warps, stages = 128, 64, 4, 3
-    elif size <= 128:
-        queries, tile, warps, stages = 128, 64, 8, 3
+        queries, tile, warps, stages = (64, 32, 8, 1) if size <= 64 else (32, 32, 8, 1) if size <= 128 else (32, 16, 8, 1)
     else:
-        queries, tile, warps, stages = 64, 32, 4, 2
+        queries, tile, warps, stages = (128, 64, 4, 3) if size <= 64 else (128, 64, 8, 3) if size <= 128 else (64, 32, 8, 3)
     return max(queries, power_of_two(group)), tile, warps, stages
