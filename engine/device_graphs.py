@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: captured once for each number of rows, replayed ever after."""
+"""Decode steps as CUDA graphs: captured once for each number of rows, with and without adapters, replayed ever after."""
 from __future__ import annotations
 
 import time
@@ -15,18 +15,22 @@ class NoGraph(RuntimeError):
 
 
 class DecodeGraphs:
-    """Graphs by rows, their memory shared. What a graph reads and writes must stay where it is."""
+    """Graphs by (rows, whether adapters act), their memory shared. What a graph reads and writes must stay where it is."""
 
     def __init__(self, device: torch.device, emit: Emit) -> None:
         self._device, self._emit = device, emit
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._problem = ""
 
-    def run(self, rows: int, step: Callable[[], None]) -> None:
-        """`step`, which must do the same for the same `rows` whenever it is called, on numbers that may differ.
+    def __contains__(self, key: tuple[int, bool]) -> bool:
+        """Whether `run` would capture nothing."""
+        return self._pool is None or key in self._graphs
 
-        On a CUDA device it is called twice for new `rows`: to compile its kernels, and to be captured; then its graph runs, as it does
+    def run(self, key: tuple[int, bool], step: Callable[[], None]) -> None:
+        """`step`, which must do the same for the same `key` whenever it is called, on numbers that may differ.
+
+        On a CUDA device it is called twice for a new one: to compile its kernels, and to be captured; then its graph runs, as it does
         each time. Raises NoGraph when that failed, now or before.
         """
         if self._pool is None:
@@ -34,12 +38,12 @@ class DecodeGraphs:
             return
         if self._problem:
             raise NoGraph(self._problem)
-        if rows not in self._graphs:
-            self._graphs[rows] = self._captured(rows, step)
-        self._graphs[rows].replay()
+        if key not in self._graphs:
+            self._graphs[key] = self._captured(*key, step)
+        self._graphs[key].replay()
 
-    def _captured(self, rows: int, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        self._emit(GraphCapturing(rows))
+    def _captured(self, rows: int, adapters: bool, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        self._emit(GraphCapturing(rows, adapters))
         began = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -54,7 +58,7 @@ class DecodeGraphs:
                 step()
         except Exception as error:
             self._problem = f"the decode step of {rows} rows could not be captured: {sentence(error)}"
-            self._emit(GraphCaptured(rows, (time.perf_counter() - began) * 1e3, self._problem))
+            self._emit(GraphCaptured(rows, adapters, (time.perf_counter() - began) * 1e3, self._problem))
             raise NoGraph(self._problem) from error
-        self._emit(GraphCaptured(rows, (time.perf_counter() - began) * 1e3))
+        self._emit(GraphCaptured(rows, adapters, (time.perf_counter() - began) * 1e3))
         return graph

@@ -16,7 +16,7 @@ from .adapter_store import AdapterStore
 from .blocks import blocks_for
 from .device_graphs import DecodeGraphs, NoGraph
 from .device_rows import StepRows
-from .models.decode_forward import DecodeForward, DecodeStep
+from .models.decode_forward import NO_RANKS, DecodeForward, DecodeStep
 from .models.decoder import Decoder
 from .page_lists import LIST_WORDS
 from .page_table import PageTable
@@ -65,12 +65,12 @@ class DeviceStep:
         self._began = 0.0
         self._acting: dict[str, str] = {}
         self._routing: Routing | None = None
-        self._steps: dict[int, DecodeStep] = {}
-        """by rows"""
+        self._steps: dict[tuple[int, bool], DecodeStep] = {}
+        """by rows, and whether adapters act"""
 
     def warm_up(self) -> None:
-        """Prepare steps of one row, by one without a request."""
-        self._launch(1)
+        """Prepare steps of one row without adapters, by one without a request."""
+        self._launch(1, False)
 
     def begin(self, works: Sequence[Work]) -> str:
         """Launch the step of `works`. Returns "", or why it cannot run so; then nothing was launched."""
@@ -85,7 +85,7 @@ class DeviceStep:
             return why
         self._rows.upload_tables()
         self._without = self._run_without_adapters(len(works))
-        if why := self._launch(len(works)):
+        if why := self._launch(len(works), self._routing is not None):
             return why
         self._launched = requests
         return ""
@@ -130,8 +130,10 @@ class DeviceStep:
         key = (count, *self._acting)
         if self._routing is None or not self._stamps.live or not self._share.due(key):
             return None
-        self._device_lists.zero_()
-        self._launch(count)
+        captured = (_bucket(count), False) in self._graphs
+        if not captured:
+            self._device_lists.zero_()  # the graph with adapters, of which none acts
+        self._launch(count, not captured)
         self._wait()
         self._device_lists.copy_(self._lists, non_blocking=True)
         self._began = time.perf_counter()
@@ -148,7 +150,9 @@ class DeviceStep:
             self._acting = {use.name: use.digest for row in uses for use in row}
             self._store.check_holds(self._acting)
         self._routing = self._store.routing(self._acting) if self._acting else None
-        if self._routing is not None and self._routing.obstacle:
+        if self._routing is None:
+            return ""
+        if self._routing.obstacle:
             return self._routing.obstacle
         if composed := self._pages.compose(self._routing):
             self._device_lists.copy_(self._lists, non_blocking=True)
@@ -157,34 +161,39 @@ class DeviceStep:
                 self._pages.fill(row, active, len(request.ids) - 1)
         return ""
 
-    def _launch(self, count: int) -> str:
-        rows = next(rows for rows in BUCKETS if rows >= count)
-        if rows not in self._steps:
-            self._steps[rows] = self._inputs(rows)
+    def _launch(self, count: int, adapters: bool) -> str:
+        key = _bucket(count), adapters
+        if key not in self._steps:
+            self._steps[key] = self._inputs(*key)
         try:
-            self._graphs.run(rows, lambda: self._step(rows))
+            self._graphs.run(key, lambda: self._step(self._steps[key]))
         except NoGraph as failed:
             return str(failed)
         if self._done is not None:
             self._done.record()
         return ""
 
-    def _inputs(self, rows: int) -> DecodeStep:
-        pools, layers = self._store.page_pools, self._decoder.facts.layers
-        ranks = self._pages.rank_rows(pools, self._device_lists, self._rows.device_weights[:rows]) if pools else [{}] * (layers + 1)
+    def _inputs(self, rows: int, adapters: bool) -> DecodeStep:
+        weights = self._rows.device_weights[:rows]
+        ranks = self._pages.rank_rows(self._store.page_pools, self._device_lists, weights) if adapters else NO_RANKS
         return DecodeStep(self._rows.ids(rows), self._rows.places(rows), ranks)
 
-    def _step(self, rows: int) -> None:
+    def _step(self, step: DecodeStep) -> None:
         """All that happens on the device."""
+        rows = step.ids.shape[0]
         self._stamps.begin()
         self._stamps.mark("copy")
         self._rows.upload(rows)
-        logits = self._forward(self._steps[rows])
+        logits = self._forward(step)
         self._stamps.mark("sampling")
         finite = torch.isfinite(logits).all(-1)
         self._results[:rows] = torch.where(finite, logits.argmax(-1), -1)
         self._stamps.mark("end")
         self._host_results.copy_(self._results, non_blocking=True)
+
+
+def _bucket(count: int) -> int:
+    return next(rows for rows in BUCKETS if rows >= count)
 
 
 def _is_greedy(request: Request) -> bool:

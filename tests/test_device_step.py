@@ -17,7 +17,7 @@ from lora_bench.engine.blocks import BlockTable
 from lora_bench.engine.device_rows import StepRows
 from lora_bench.engine.mix import ActiveUse, TokenMix
 from lora_bench.engine.mix_history import MixHistory
-from lora_bench.engine.models.decode_forward import DecodeForward, DecodeStep
+from lora_bench.engine.models.decode_forward import NO_RANKS, DecodeForward, DecodeStep
 from lora_bench.engine.models.decoder import Decoder
 from lora_bench.engine.protocol import AdapterUse, Mix, StepFinished, TokenIds
 from lora_bench.engine.weights.load import load_weights
@@ -62,7 +62,7 @@ def _steps(decoder: Decoder, other: Decoder, lengths: list[int]) -> tuple[torch.
     table = torch.full((rows, 6), BLOCKS - 1, dtype=torch.int32)
     table[: len(lengths)] = torch.tensor([one.blocks for one in tables])
     forward = DecodeForward(other, own, rows + 3, Stamps(None))
-    step = DecodeStep(torch.tensor([*ids, 0, 0], dtype=torch.int32), DecodeRows(positions, places, table), [{}] * (other.facts.layers + 1))
+    step = DecodeStep(torch.tensor([*ids, 0, 0], dtype=torch.int32), DecodeRows(positions, places, table), NO_RANKS)
     forward(step)
     got = forward(step)  # twice: what one call leaves behind must not matter
     assert (own.float() - caches).norm() <= (1e-5 if other.dtype == torch.float32 else 5e-3) * caches.norm()

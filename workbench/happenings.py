@@ -39,6 +39,10 @@ def _fired(event: p.InvocationFired) -> tuple[str, bool]:
             f"{activation.detail}"), False
 
 
+def _graph(event: p.GraphCapturing | p.GraphCaptured) -> str:
+    return f"the decode graph of {counted(event.rows, 'row')} {'with' if event.adapters else 'without'} adapters"
+
+
 _FILE = {"changed": "its file changed on disk", "deleted": "its file is gone", "back": "its file is again what was read"}
 _LINES = {
     p.EngineStarted: lambda e: (f"engine started, pid {e.pid}, torch {e.torch}, {', '.join(e.devices)}", False) if e.devices else None,
@@ -71,9 +75,9 @@ _LINES = {
     p.CacheCleared: lambda e: (f"{counted(e.blocks, 'KV block')} cleared: {e.because}", False),
     p.KvEvicted: lambda e: (f"{counted(e.blocks, 'KV block')} evicted for request {e.request_id}, the oldest unused for {e.oldest_s:.0f} s",
                             False),
-    p.GraphCapturing: lambda e: (f"capturing the decode graph of {counted(e.rows, 'row')}; its kernels are compiled", False),
+    p.GraphCapturing: lambda e: (f"capturing {_graph(e)}; its kernels are compiled", False),
     p.GraphCaptured: lambda e: ((f"{e.problem}; steps run without graphs", True) if e.problem else
-                                (f"the decode graph of {counted(e.rows, 'row')} is there after {e.ms / 1000:.1f} s", False)),
+                                (f"{_graph(e)} is there after {e.ms / 1000:.1f} s", False)),
     p.RequestFailed: lambda e: (f"request {e.request_id} failed: {e.message}", True),
     p.CommandFailed: lambda e: (e.message, True),
     p.EngineFailed: lambda e: (e.message, True),

@@ -27,6 +27,9 @@ OPS = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj":
 """what the stamps call a linear"""
 
 
+NO_RANKS: Sequence[Mapping[str, RankRows]] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
     """What a forward reads; all of it stays where it is from step to step. Rows at position -1 are empty."""
@@ -35,7 +38,7 @@ class DecodeStep:
     """[rows] int32"""
     places: DecodeRows
     ranks: Sequence[Mapping[str, RankRows]]
-    """what adapters add, by layer and name of the linear; that of the head behind the last layer"""
+    """what adapters add, by layer and name of the linear, that of the head behind the last layer; NO_RANKS without any"""
 
 
 class DecodeForward:
@@ -96,7 +99,7 @@ class DecodeForward:
 
     def _linear(self, x: Tensor, linear: Linear, out: Tensor, step: DecodeStep, layer: int, glu: Glu = "") -> None:
         norm = self._squares if self._folded else None
-        decode_linear(x, linear.weight, linear.bias, out, norm=norm, glu=glu, rank=step.ranks[layer].get(linear.name),
+        decode_linear(x, linear.weight, linear.bias, out, norm=norm, glu=glu, rank=_rank(step, linear, layer),
                       work=self._lanes[linear.name, layer], stamp=self._stamps.at(OPS[linear.name]))
 
     def _join(self, x: Tensor, linear: Linear, step: DecodeStep, layer: int, after: Norm | None, before: Norm | None) -> Tensor:
@@ -104,7 +107,7 @@ class DecodeForward:
         scale = self._facts.residual_scale
         out = (self._x if self._folded else self._y)[: x.shape[0]]
         residual = Residual(self._stream[: x.shape[0]], before.rms.weight, self._squares, scale) if self._folded else None
-        decode_linear(x, linear.weight, linear.bias, out, residual=residual, rank=step.ranks[layer].get(linear.name),
+        decode_linear(x, linear.weight, linear.bias, out, residual=residual, rank=_rank(step, linear, layer),
                       work=self._lanes[linear.name, layer], stamp=self._stamps.at(OPS[linear.name]))
         return out if self._folded else self._add(out, after, scale, before)
 
@@ -123,6 +126,10 @@ def _heads(layer: Layer, decoder: Decoder) -> Heads:
     q_norm, k_norm = (_weight(place) if facts.qk_norm == "head" else None for place in (layer.q_norm, layer.k_norm))
     return Heads(facts.heads, facts.kv_heads, facts.head_dim, facts.attention_scale or facts.head_dim**-0.5, facts.attention_softcap,
                  layer.window, cos, sin, q_norm, k_norm, facts.rms_eps)
+
+
+def _rank(step: DecodeStep, linear: Linear, layer: int) -> RankRows | None:
+    return step.ranks[layer].get(linear.name) if step.ranks else None
 
 
 def _weight(place: Norm | None) -> Tensor | None:

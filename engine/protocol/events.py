@@ -244,15 +244,18 @@ class RequestFailed(Struct):
 
 
 class GraphCapturing(Struct):
-    """The first decode step of up to `rows` requests on a CUDA device: its kernels are compiled and its launches captured, once."""
+    """The first decode step of up to `rows` requests on a CUDA device, with or without adapters: its kernels are compiled and its launches
+    captured, once."""
 
     rows: int
+    adapters: bool
 
 
 class GraphCaptured(Struct):
     """With `problem` it could not be: steps run without graphs from here on."""
 
     rows: int
+    adapters: bool
     ms: float
     problem: str = ""
 
@@ -274,8 +277,8 @@ class StepFinished(Struct):
 
 STEP_OPS = ("base matmul", "shrink", "expand", "attention", "sampling", "other")
 GRAPH_OPS = ("qkv", "attention", "o", "gate_up", "down", "head", "adapters", "sampling", "copy", "gaps")
-""""adapters": what they add to the linears, measured now and then and taken as the same share between; "copy": the upload of the step and the
-embedding; "gaps": while the device waited for the host"""
+""""adapters": what they add to the linears, measured now and then and taken as the same share between; "copy": the upload of the step and
+the embedding; "gaps": while the device waited for the host"""
 
 
 class CommandFailed(Struct):
