@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..kernels.rank_pages import MAX_PAGES
 from .page_image import PageShape, pages_for
@@ -28,6 +30,14 @@ class KindLists:
     """[layers, most]: the adapter of each, as a column of W"""
     slices: tuple[int, ...]
     """those that any of the adapters changes"""
+    indexes: dict[tuple[int, ...], Tensor]
+    """pages on the device, those that were asked for"""
+
+    def index(self, pages: tuple[int, ...], device: torch.device) -> Tensor:
+        """`pages` as int64 on the device."""
+        if pages not in self.indexes:
+            self.indexes[pages] = torch.tensor(pages, device=device)
+        return self.indexes[pages]
 
     def at(self, layer: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(pages, columns) of one layer."""
@@ -58,4 +68,4 @@ def _lists(adapters: Sequence[tuple[int, AdapterPages]], kind: str) -> KindLists
     acts = np.concatenate([np.arange(len(one.pages[kind])) < count[:, None] for (_, one), count in zip(adapters, needed, strict=True)], 1)
     order = np.argsort(~acts, 1, kind="stable")
     changed = np.logical_or.reduce([one.ranks[kind].any(0) for _, one in adapters])
-    return KindLists(acts.sum(1), pages[order], columns[order], tuple(np.flatnonzero(changed).tolist()))
+    return KindLists(acts.sum(1), pages[order], columns[order], tuple(np.flatnonzero(changed).tolist()), {})

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from ..kernels.lora import ExpandSlice, LoraLinear, LoraStep, RowVectors
-from ..kernels.rank_pages import PAGE_ROWS
 from .dora_rows import DoraRows
 from .page_lists import KindLists, list_obstacle, page_lists
 from .page_pool import PagePool
-from .paged_linears import PagedLinear, PagedLinears
+from .paged_linears import Layouts, PagedLinear, PagedLinears
 from .slots import FusedPart, Slot, SlotContent, VocabularyPart
 
 
@@ -41,7 +40,7 @@ class Routing:
     """by adapter name, those that have any"""
     base_vocab: int
     """rows of embedding and head without them"""
-    column_maps: tuple[Tensor, ...]
+    column_maps: Layouts
     device: torch.device
     max_rank: int
     lists: Mapping[str, KindLists]
@@ -60,14 +59,20 @@ class Routing:
         return LoraStep(weights.to(self.device, non_blocking=True), self.column_maps)
 
 
+MOST_COPIED = 2
+"""compositions that are kept of adapters laid end to end; it bounds their memory"""
+MOST_IN_PAGES = 16
+"""of adapters in pages, which take next to nothing"""
+
+
 class RoutingCache:
     """The last compositions, by the contents of their slots: a change of scales or of tokens builds nothing."""
 
-    def __init__(self, layers: int, slices: Mapping[tuple[int, str], Sequence[int]], device: torch.device, size: int = 2,
+    def __init__(self, layers: int, slices: Mapping[tuple[int, str], Sequence[int]], device: torch.device,
                  pool: PagePool | None = None) -> None:
-        """`slices`: (layer, fused linear) -> output sizes of its modules. `size` bounds the memory of composed copies. `pool` holds the
-        pages of the contents that have some."""
-        self._layers, self._slices, self._device, self._size, self._pool = layers, slices, device, size, pool
+        """`slices`: (layer, fused linear) -> output sizes of its modules. `pool` holds the pages of the contents that have some."""
+        self._layers, self._slices, self._device, self._pool = layers, slices, device, pool
+        self._size = MOST_COPIED if pool is None else MOST_IN_PAGES
         self._vocab = slices[layers, "lm_head"][0]
         self._cached: OrderedDict[tuple[tuple[int, int], ...], Routing] = OrderedDict()
 
@@ -95,7 +100,7 @@ class RoutingCache:
     def _compose(self, slots: Sequence[Slot]) -> Routing:
         contents = [slot.content for slot in slots if slot.content is not None]
         names = [slot.adapter for slot in slots]
-        layouts: dict[tuple[int, ...], int] = {}
+        layouts = Layouts(self._device)
         places: list[dict[str, LoraLinear]] = [{} for _ in range(self._layers + 1)]
         for (layer, fused), sizes in self._slices.items():
             parts = [(column, content.parts[layer, fused]) for column, content in enumerate(contents) if (layer, fused) in content.parts]
@@ -112,7 +117,7 @@ class RoutingCache:
             head=tuple((column, content.head) for column, content in enumerate(contents) if content.head),
             dora={slot.adapter: content.dora for slot, content in zip(slots, contents, strict=True) if content.dora},
             base_vocab=self._vocab,
-            column_maps=tuple(torch.tensor(layout, device=self._device) for layout in layouts),
+            column_maps=layouts,
             device=self._device,
             max_rank=max(content.rank for content in contents),
             lists=lists,
@@ -122,32 +127,22 @@ class RoutingCache:
         )
 
     def _paged(
-        self, contents: Sequence[SlotContent], places: Sequence[Mapping[str, LoraLinear]], layouts: dict[tuple[int, ...], int],
+        self, contents: Sequence[SlotContent], places: Sequence[Mapping[str, LoraLinear]], layouts: Layouts,
     ) -> tuple[dict[str, KindLists], list[Mapping[str, LoraLinear]]]:
         """The pages that act, and the linears of every layer with them: they are read where they lie."""
         if self._pool is None:
             return {}, list(places)
         lists = page_lists([content.pages for content in contents], self._pool.shapes)
         linears: list[dict[str, PagedLinear | LoraLinear]] = [dict(place) for place in places]
-        indexes: dict[tuple[int, ...], Tensor] = {}
         for kind, one in lists.items():
-            for layer in range(len(one.counts)):
-                pages, columns = one.at(layer)
+            for layer in one.counts.nonzero()[0].tolist():
                 place = self._layers if kind == "lm_head" else layer
-                if not pages:
-                    continue
-                if pages not in indexes:
-                    indexes[pages] = torch.tensor(pages, device=self._device)
-                behind = places[place].get(kind)
-                rows = [column for column in columns for _ in range(PAGE_ROWS)] * self._pool.pools[kind].slices
-                layout = (*rows, *(list(layouts)[behind.layout] if behind else ()))
                 linears[place][kind] = PagedLinear(
-                    self._pool.pools[kind], layer, pages, indexes[pages], one.slices, layouts.setdefault(layout, len(layouts)),
-                    self._added_bias(contents, (place, kind)), behind)
+                    self._pool.pools[kind], layer, one, layouts, self._added_bias(contents, (place, kind)), places[place].get(kind))
         return lists, [PagedLinears(linears_of) for linears_of in linears]
 
     def _compose_linear(
-        self, parts: Sequence[tuple[int, FusedPart]], sizes: Sequence[int], layouts: dict[tuple[int, ...], int], bias: RowVectors | None,
+        self, parts: Sequence[tuple[int, FusedPart]], sizes: Sequence[int], layouts: Layouts, bias: RowVectors | None,
     ) -> LoraLinear:
         """Slice-major rows of `parts` (column of W, share); a single share is used as it lies, without a copy."""
         rows: list[Tensor] = []
@@ -170,8 +165,7 @@ class RoutingCache:
                 slices.append(ExpandSlice(start, len(columns), out, out + joined.shape[1], joined))
             out += size
         a = parts[0][1].a if len(parts) == 1 else torch.cat(rows)
-        layout = layouts.setdefault(tuple(columns), len(layouts))
-        return LoraLinear(a, tuple(slices), layout, bias)
+        return LoraLinear(a, tuple(slices), layouts.number(tuple(columns)), bias)
 
     def _added_bias(self, contents: Sequence[SlotContent], place: tuple[int, str]) -> RowVectors | None:
         return self._stacked([(column, content.lora_biases.get(place)) for column, content in enumerate(contents)])

@@ -30,10 +30,10 @@ class Arrival:
 
     name: str
     content: SlotContent
+    image: PageImage | None
+    """what of it goes into pages"""
     source: str
     ms: float
-    image: PageImage | None = None
-    """what of it goes into pages"""
 
 
 class SlotPool:

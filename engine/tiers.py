@@ -17,7 +17,7 @@ from .protocol import AdapterInfo, Emit
 from .routing import Routing, RoutingCache
 from .slot_content import build_content, check_adapter
 from .slot_pool import Arrival, SlotPool
-from .slots import fused_modules
+from .slots import SlotContent, fused_modules
 from .untrained import leaves_base
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Tiers:
         """
         self.host.check_fits(adapter)
         slot, users = self.pool.get(name), self.pool.users(name)
-        arrival = self._arrival(name, adapter, "host", perf_counter() - ms / 1e3) if slot is not None else None
+        arrival = Arrival(name, *self._built(adapter), "host", ms) if slot is not None else None
         kept_as = set_aside() if users else ""
         if slot is not None and arrival is not None:
             self._routings.forget(slot.index)
@@ -142,14 +142,14 @@ class Tiers:
         source = "host"
         if adapter is None:
             adapter, source = read_again(name), "disk"
-        return self._arrival(name, adapter, source, began), adapter
+        built = self._built(adapter)
+        return Arrival(name, *built, source, (perf_counter() - began) * 1e3), adapter
 
-    def _arrival(self, name: str, adapter: Adapter, source: str, began: float) -> Arrival:
+    def _built(self, adapter: Adapter) -> tuple[SlotContent, PageImage | None]:
         image = adapter.image
         if image is None and self.page_needs(adapter.weights):
             image = self._image(adapter)
-        content = build_content(adapter, self._decoder, self._squares, image)
-        return Arrival(name, content, source, (perf_counter() - began) * 1e3, image)
+        return build_content(adapter, self._decoder, self._squares, image), image
 
     def _image(self, adapter: Adapter) -> PageImage:
         return build_image(adapter, self._pages.shapes, self._pages.dtype, self._pages.pinned)

@@ -5,6 +5,7 @@ of it acts. Zeros there are how a token ignores an adapter, so mixed batches nee
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,7 +51,7 @@ class LoraStep:
     Linears that share a layout share one gathered [tokens, K].
     """
 
-    def __init__(self, weights: Tensor, columns: tuple[Tensor, ...]) -> None:
+    def __init__(self, weights: Tensor, columns: Sequence[Tensor]) -> None:
         self.weights = weights
         self.columns = columns
         self._gathered: dict[int, Tensor] = {}

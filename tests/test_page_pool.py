@@ -179,7 +179,7 @@ def test_more_than_a_graph_reads_is_said(tiny_facts: ModelFacts, seed: int) -> N
         d_out, d_in = module_shapes(tiny_facts)["layers.0.mlp.down_proj"]
         return _adapter(name, {"layers.0.mlp.down_proj": LoraPair(torch.randn(rank, d_in), torch.randn(d_out, rank), 1.0)})
 
-    for most, adapters in ((f"{MAX_PAGES + 1} pages of down_proj act, at most {MAX_PAGES} do in a graph", [adapter("a", 16 * MAX_PAGES + 1)]),
+    for most, adapters in (("65 pages of down_proj act, at most 64 do in a graph", [adapter("a", 16 * MAX_PAGES + 1)]),
                            ("65 adapters act, at most 64 do in a graph", [adapter(f"a{index}", 1) for index in range(65)]),
                            ("", [adapter(f"a{index}", 16) for index in range(62)] + [adapter("b", 17)])):
         assert _Paged(tiny_facts, adapters).routing().obstacle == most
@@ -215,8 +215,8 @@ class _Slots:
         holds = {user: list(adapters)} if user is not None else {}
         needs = {name: page_needs(adapter.weights, self.pages.shapes) for name, adapter in adapters.items()}
         missing, victims = self.pool.plan(list(adapters), holds, needs)
-        arrivals = [Arrival(name, SlotContent({}, 10, 4), "host", 1.0, build_image(adapters[name], self.pages.shapes, torch.float32, False))
-                    for name in missing]
+        images = {name: build_image(adapters[name], self.pages.shapes, torch.float32, pinned=False) for name in missing}
+        arrivals = [Arrival(name, SlotContent({}, 10, 4), image, "host", 1.0) for name, image in images.items()]
         self.pool.settle(list(adapters), arrivals, victims, holds, f"request {user}")
         return list(self.events)
 

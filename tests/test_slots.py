@@ -154,7 +154,7 @@ class _Pool:
         self.events.clear()
         holds = {user: list(names)} if user is not None else {}
         missing, victims = self.pool.plan(list(names), holds, {})
-        arrivals = [Arrival(name, SlotContent({}, 10, 4), "host", 1.0) for name in missing]
+        arrivals = [Arrival(name, SlotContent({}, 10, 4), None, "host", 1.0) for name in missing]
         self.pool.settle(list(names), arrivals, victims, holds, f"request {user}")
         return list(self.events)
 
