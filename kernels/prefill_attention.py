@@ -86,7 +86,7 @@ def cut_pieces(spans: Sequence[Span], caches: Tensor, heads: int, window: int = 
     pieces.sort(key=lambda piece: piece.first - piece.end)
     tables = _tables(spans, block)
     packed = np.concatenate((tables.ravel(), np.array([astuple(piece) for piece in pieces], np.int32).ravel()))
-    on_device = torch.from_numpy(packed).to(caches.device)
+    on_device = _uploaded(packed, caches.device)
     scratch = {"dtype": torch.float32, "device": caches.device}
     return Pieces(
         on_device[tables.size :].view(-1, 10), on_device[: tables.size].view(tables.shape), window,
@@ -113,6 +113,12 @@ def _cut(span: Span, number: int, most_rows: int, tile: int, kv_heads: int, wind
 
 def _placed(piece: Piece, part: int, counter: int) -> Piece:
     return Piece(*astuple(piece)[:-2], part, counter)
+
+
+def _uploaded(packed: np.ndarray, device: torch.device) -> Tensor:
+    """`packed` on the device, behind what it does now; nothing waits for that."""
+    host = torch.from_numpy(packed)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 def _tables(spans: Sequence[Span], block: int) -> np.ndarray:
