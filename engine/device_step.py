@@ -117,7 +117,8 @@ class DeviceStep:
             if self._without is not None:
                 self._share.measured(self._without, lasted)
             lasted, adapters = self._share.split(lasted)
-        by_op = dict(zip(GRAPH_OPS, lasted.tolist(), strict=True)) | {"adapters": adapters}
+        by_op = dict(zip(GRAPH_OPS, lasted.tolist(), strict=True))
+        by_op["adapters"] = adapters
         by_op["gaps"] = ms - sum(by_op.values())
         return by_op
 

@@ -20,7 +20,7 @@ class Stamps:
         self._times = times if times is not None and times.is_cuda and HAS_TRITON else None
         self._ops: list[str] = []
         self._next = 0
-        self._numbers: dict[tuple[str, ...], np.ndarray] = {}
+        self._lasting: dict[tuple[str, ...], np.ndarray] = {}
 
     @property
     def live(self) -> bool:
@@ -49,9 +49,18 @@ class Stamps:
         """Milliseconds of each of `ops` [ops] float64, from the stamps of one step [places] int64. The last stamp only ends an op."""
         if not self._ops:
             return np.zeros(len(ops))
-        if ops not in self._numbers:
-            self._numbers[ops] = np.array([ops.index(op) for op in self._ops[:-1]])
-        return np.bincount(self._numbers[ops], np.diff(times[: len(self._ops)]), len(ops)) / 1e6
+        if ops not in self._lasting:
+            self._lasting[ops] = _lasting(self._ops, ops)
+        return (times[: len(self._ops)] - times[0]) @ self._lasting[ops]
+
+
+def _lasting(places: list[str], ops: tuple[str, ...]) -> np.ndarray:
+    """[places, ops]: what the stamps are multiplied with for milliseconds by op."""
+    signs = np.zeros((len(places), len(ops)))
+    for place, op in enumerate(places[:-1]):
+        signs[place, ops.index(op)] -= 1e-6
+        signs[place + 1, ops.index(op)] += 1e-6
+    return signs
 
 
 @triton.jit

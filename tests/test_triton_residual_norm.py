@@ -6,7 +6,7 @@ import torch
 from triton_cpu import interpreted, run_interpreted
 
 from lora_bench.kernels.decode_linear import Residual, RowSquares
-from lora_bench.kernels.embed_rows import embed_rows
+from lora_bench.kernels.embed_rows import embed_rows, embed_rows_reference
 from lora_bench.kernels.residual_norm import residual_norm, residual_norm_reference
 
 CASES = [(rows, width, post, following) for rows, width in ((1, 16), (5, 40), (3, 576)) for post, following in ((0, 1), (1, 0), (1, 1))]
@@ -51,3 +51,33 @@ def test_embedding(seed: int) -> None:
     embed_rows(ids, table, out, Residual(stream, weight, RowSquares(parts, 6, 0.0), scale=1.5))
     assert torch.equal(stream, table[ids] * 1.5) and torch.equal(out, stream * weight)
     torch.testing.assert_close(parts.sum(0), stream.square().sum(1))
+
+
+EMBEDDINGS = [(rows, width, parts) for rows, width in ((1, 16), (5, 40), (16, 576)) for parts in (1, 5)]
+
+
+@pytest.mark.parametrize(("rows", "width", "parts"), EMBEDDINGS)
+@interpreted
+def test_embedding_kernel(rows: int, width: int, parts: int, seed: int) -> None:
+    _compare_embeddings(rows, width, parts, torch.float16, torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "width", "parts"), [*EMBEDDINGS, (64, 5376, 42)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_embedding_on_gpu(rows: int, width: int, parts: int, dtype: torch.dtype, seed: int) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    _compare_embeddings(rows, width, parts, dtype, torch.device("cuda"))
+
+
+def _compare_embeddings(rows: int, width: int, parts: int, dtype: torch.dtype, device: torch.device) -> None:
+    table, weight, ids = torch.randn(50, width).to(dtype), torch.randn(width), torch.randint(0, 50, (rows,), dtype=torch.int32)
+    results = []
+    for run, place in ((embed_rows_reference, torch.device("cpu")), (embed_rows, device)):
+        stream, out = (torch.full((rows, width), torch.nan, dtype=dtype, device=place) for _ in range(2))
+        squares = torch.full((parts, rows + 3), torch.nan, device=place)
+        run(ids.to(place), table.to(place), out, Residual(stream, weight.to(place), RowSquares(squares, width, 0.0), scale=3.3))
+        results.append((stream.cpu().double(), out.cpu().double(), squares[:, :rows].cpu().double()))
+    for ours, theirs in zip(results[1], results[0], strict=True):
+        assert (ours - theirs).norm() <= 2 * torch.finfo(dtype).eps * theirs.norm()
