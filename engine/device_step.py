@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels.packed import PackedWeight
 from ..kernels.sampling import sample
 from ..kernels.stamps import Stamps
 from ..kernels.triton_compat import HAS_TRITON
@@ -34,8 +35,10 @@ def device_obstacle(decoder: Decoder) -> str:
     """Why the decode steps of this base cannot run so, "" when they can."""
     if decoder.device.type == "cuda" and not HAS_TRITON:
         return "Triton is not installed"
-    matrices = [decoder.embedding, decoder.head.weight, *(linear.weight for layer in decoder.layers for linear in layer.linears)]
-    return "" if all(isinstance(matrix, Tensor) for matrix in matrices) else "the weights are packed"
+    matrices = [decoder.head.weight, *(linear.weight for layer in decoder.layers for linear in layer.linears)]
+    if any(isinstance(matrix, PackedWeight) for matrix in matrices):
+        return "some weights are packed in a way that no decode kernel reads"
+    return ""
 
 
 class DeviceStep:

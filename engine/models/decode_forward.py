@@ -15,9 +15,12 @@ from torch import Tensor
 from ...kernels.decode_attention import AttentionWork, DecodeRows, Heads, decode_attention
 from ...kernels.decode_linear import DecodeWork, Glu, Residual, RowSquares, decode_linear, square_parts
 from ...kernels.embed_rows import embed_rows
+from ...kernels.packed_linear import packed_square_parts
 from ...kernels.rank_pages import RankRows
+from ...kernels.repacked import RepackedWeight
 from ...kernels.residual_norm import residual_norm
 from ...kernels.stamps import Stamps
+from ...kernels.weights import Weight, rows
 from .acting import NO_DELTAS, Linear, Norm
 from .decoder import Decoder
 from .facts import linear_layout
@@ -42,29 +45,32 @@ class DecodeStep:
 
 
 class DecodeForward:
-    """The decode steps of a decoder, of up to `rows` rows; `caches` as Decoder.kv_cache makes them. Its matrices must be dense."""
+    """The decode steps of a decoder, of up to `most` rows; `caches` as Decoder.kv_cache makes them. Of its matrices none but the embedding
+    may be a PackedWeight."""
 
-    def __init__(self, decoder: Decoder, caches: Tensor, rows: int, stamps: Stamps) -> None:
+    def __init__(self, decoder: Decoder, caches: Tensor, most: int, stamps: Stamps) -> None:
         facts = self._facts = decoder.facts
         self._decoder, self._caches, self._stamps = decoder, caches, stamps
         self._folded = decoder.dtype != torch.float16 and not facts.norms.after_attention
         self._heads = [_heads(layer, decoder) for layer in decoder.layers]
         self._nexts = [*(layer.before_attention for layer in decoder.layers[1:]), decoder.norm]
         """of each layer, the norm before what reads the residual stream behind it"""
-        self._stream, self._x, self._y = (self._buffer(rows, facts.hidden) for _ in range(3))
-        self._qkv = self._buffer(rows, facts.q_out + 2 * facts.kv_out)
-        self._mixed = self._buffer(rows, facts.q_out)
-        self._inner = self._buffer(rows, facts.intermediate)
-        self.logits = self._buffer(rows, decoder.head.weight.shape[0])
+        self._stream, self._x, self._y = (self._buffer(most, facts.hidden) for _ in range(3))
+        self._every = torch.arange(most, dtype=torch.int32, device=decoder.device)
+        self._qkv = self._buffer(most, facts.q_out + 2 * facts.kv_out)
+        self._mixed = self._buffer(most, facts.q_out)
+        self._inner = self._buffer(most, facts.intermediate)
+        self.logits = self._buffer(most, decoder.head.weight.shape[0])
         slices = {kind: len(modules) for kind, modules in linear_layout(facts).items()} | {"lm_head": 1}
         linears = [(linear, index) for index, layer in enumerate(decoder.layers) for linear in layer.linears]
         linears.append((decoder.head, facts.layers))
         self._linears = DecodeWork(
-            rows, [(linear.weight.shape[1], slices[linear.name]) for linear, _ in linears], decoder.dtype, decoder.device)
+            most, [(linear.weight.shape[1], slices[linear.name]) for linear, _ in linears], decoder.dtype, decoder.device,
+            [linear.weight for linear, _ in linears if isinstance(linear.weight, RepackedWeight)])
         self._lanes = {(linear.name, index): self._linears.lane(place) for place, (linear, index) in enumerate(linears)}
-        parts = max(square_parts(d_in, facts.hidden, decoder.dtype) for d_in in (facts.q_out, facts.intermediate))
-        self._squares = RowSquares(torch.zeros(parts, rows, device=decoder.device), facts.hidden, facts.rms_eps)
-        self._attention = AttentionWork(rows, self._heads[0], decoder.device)
+        parts = max(_square_parts(linear.weight) for layer in decoder.layers for linear in (layer.o, layer.down))
+        self._squares = RowSquares(torch.zeros(parts, most, device=decoder.device), facts.hidden, facts.rms_eps)
+        self._attention = AttentionWork(most, self._heads[0], decoder.device)
 
     @torch.inference_mode()
     def __call__(self, step: DecodeStep) -> Tensor:
@@ -72,13 +78,13 @@ class DecodeForward:
         facts, layers = self._facts, self._decoder.layers
         self._linears.begin()
         self._attention.begin()
-        rows = step.ids.shape[0]
-        qkv, mixed, inner, logits = (buffer[:rows] for buffer in (self._qkv, self._mixed, self._inner, self.logits))
+        count = step.ids.shape[0]
+        qkv, mixed, inner, logits = (buffer[:count] for buffer in (self._qkv, self._mixed, self._inner, self.logits))
         x = self._embed(step, layers[0].before_attention)
         for index, (layer, cache, heads, after) in enumerate(zip(layers, self._caches, self._heads, self._nexts, strict=True)):
             self._linear(x, layer.qkv, qkv, step, index)
             if facts.qk_norm == "all":
-                self._decoder.norm_heads_(qkv.view(rows, -1, facts.head_dim), layer, NO_DELTAS)
+                self._decoder.norm_heads_(qkv.view(count, -1, facts.head_dim), layer, NO_DELTAS)
             decode_attention(qkv, cache, mixed, step.places, heads, self._attention, self._stamps.at("attention"))
             x = self._join(mixed, layer.o, step, index, layer.after_attention, layer.before_mlp)
             self._linear(x, layer.gate_up, inner, step, index, facts.activation)
@@ -88,12 +94,14 @@ class DecodeForward:
 
     def _embed(self, step: DecodeStep, before: Norm | None) -> Tensor:
         """The residual stream of the rows' tokens, ready for the first linear."""
-        table, scale = self._decoder.embedding, self._decoder.embedding_scale
-        stream, x, y = (buffer[: step.ids.shape[0]] for buffer in (self._stream, self._x, self._y))
+        table, scale, ids = self._decoder.embedding, self._decoder.embedding_scale, step.ids
+        stream, x, y = (buffer[: ids.shape[0]] for buffer in (self._stream, self._x, self._y))
+        if not self._folded or not isinstance(table, Tensor):
+            y.copy_(rows(table, ids))
+            table, ids = y, self._every[: ids.shape[0]]
         if self._folded:
-            embed_rows(step.ids, table, x, Residual(stream, before.rms.weight, self._squares, scale))
+            embed_rows(ids, table, x, Residual(stream, before.rms.weight, self._squares, scale))
             return x
-        torch.index_select(table, 0, step.ids, out=y)
         stream.zero_()
         return self._add(y, None, scale, before)
 
@@ -116,8 +124,8 @@ class DecodeForward:
         residual_norm(y, _weight(after), stream, scale, _weight(before), x, self._facts.rms_eps)
         return x
 
-    def _buffer(self, rows: int, width: int) -> Tensor:
-        return torch.zeros(rows, width, dtype=self._decoder.dtype, device=self._decoder.device)
+    def _buffer(self, count: int, width: int) -> Tensor:
+        return torch.zeros(count, width, dtype=self._decoder.dtype, device=self._decoder.device)
 
 
 def _heads(layer: Layer, decoder: Decoder) -> Heads:
@@ -126,6 +134,12 @@ def _heads(layer: Layer, decoder: Decoder) -> Heads:
     q_norm, k_norm = (_weight(place) if facts.qk_norm == "head" else None for place in (layer.q_norm, layer.k_norm))
     return Heads(facts.heads, facts.kv_heads, facts.head_dim, facts.attention_scale or facts.head_dim**-0.5, facts.attention_softcap,
                  layer.window, cos, sin, q_norm, k_norm, facts.rms_eps)
+
+
+def _square_parts(weight: Weight) -> int:
+    if isinstance(weight, RepackedWeight):
+        return packed_square_parts(weight)
+    return square_parts(weight.shape[1], weight.shape[0], weight.dtype)
 
 
 def _rank(step: DecodeStep, linear: Linear, layer: int) -> RankRows | None:
