@@ -93,7 +93,7 @@ class SlotPool:
             short = next((kind for kind, count in self._counts(name).items() if count and pages[kind] > 0), "")
             if name in protected or slots <= 0 and not short:
                 continue
-            victims[name] = "a slot" if slots > 0 else f"{pages[short]} more pages of {short}"
+            victims[name] = "a slot" if slots > 0 else _pages(pages[short], short, "more ")
             slots -= 1
             pages.subtract(self._counts(name))
         held = f"the rest are held by {requests_text(others)}" + (f" or pinned ({', '.join(pinned)})" if pinned else "")
@@ -102,7 +102,7 @@ class SlotPool:
         for kind, lacking in pages.items():
             if lacking > 0:
                 wanted = sum(needs.get(name, {}).get(kind, 0) for name in missing)
-                raise SlotsBusy(f"the mix needs {wanted} more pages of {kind}, {wanted - lacking} can be had now; {held}")
+                raise SlotsBusy(f"the mix needs {_pages(wanted, kind, 'more ')}, {wanted - lacking} can be had now; {held}")
         return missing, victims
 
     def settle(
@@ -214,13 +214,17 @@ class SlotPool:
             wanted = sum(needs.get(name, {}).get(kind, 0) for name in names)
             kept = sum(self._counts(name).get(kind, 0) for name in pinned)
             if wanted > (total := self._pages.count):
-                raise MixTooLarge(f"the mix needs {wanted} pages of {kind}, there are {total}; take adapters out of it or start with "
+                raise MixTooLarge(f"the mix needs {_pages(wanted, kind)}, there are {total}; take adapters out of it or start with "
                                   f"--slots {-(-wanted * len(self.slots) // total)}")
             if wanted > total - kept:
-                raise MixTooLarge(f"the mix needs {wanted} pages of {kind}, {kept} of {total} are pinned to adapters outside it "
+                raise MixTooLarge(f"the mix needs {_pages(wanted, kind)}, {kept} of {total} are pinned to adapters outside it "
                                   f"({', '.join(pinned)}); unpin one or take adapters out of the mix")
 
     def _use(self, name: str) -> None:
         if (slot := self._by_name.get(name)) is not None:
             slot.last_used = monotonic()
             self._lru.touch(name)
+
+
+def _pages(count: int, kind: str, more: str = "") -> str:
+    return f"{count} {more}{'page' if count == 1 else 'pages'} of {kind}"

@@ -232,7 +232,7 @@ def test_enough_of_the_least_recently_used_leave_for_the_pages(tiny_facts: Model
     assert slots.pages.free == {"qkv_proj": 0, "o_proj": 4, "gate_up_proj": 4, "down_proj": 0, "lm_head": 4}
     loaded = slots.take("q2b", 1)
     assert slots.evicted == [("q1a", "q2b needed 2 more pages of qkv_proj for request 1"),
-                             ("q2a", "q2b needed 1 more pages of qkv_proj for request 1")], "one that has none of them stays"
+                             ("q2a", "q2b needed 1 more page of qkv_proj for request 1")], "one that has none of them stays"
     assert isinstance(loaded[-1], SlotLoaded) and loaded[-1].bytes == 10 + slots.pages.image_bytes({"qkv_proj": 2})
     views = {view.adapter: view for view in slots.pool.views() if view.adapter}
     assert (views["q2b"].pages, views["d4a"].pages, slots.pages.free["qkv_proj"]) == (2, 4, 1)
@@ -244,7 +244,7 @@ def test_a_slot_and_pages_may_both_be_lacking(tiny_facts: ModelFacts, seed: int)
     slots = _Slots(tiny_facts, 2, 4)
     slots.take("d1a q3a", None)
     slots.take("q2a", 1)
-    assert slots.evicted == [("d1a", "q2a needed a slot for request 1"), ("q3a", "q2a needed 1 more pages of qkv_proj for request 1")]
+    assert slots.evicted == [("d1a", "q2a needed a slot for request 1"), ("q3a", "q2a needed 1 more page of qkv_proj for request 1")]
     assert slots.pages.free == dict.fromkeys(KINDS, 4) | {"qkv_proj": 2}
 
 

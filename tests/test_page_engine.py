@@ -1,0 +1,140 @@
+"""An engine whose adapters lie in pages, beside one that holds them whole; and what of them is kept in RAM."""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from engine_bench import NAMES, PROMPT, Bench, random_ids
+from store_bench import BYTES, StoreBench
+
+from lora_bench.engine.fetches import Want
+from lora_bench.engine.models.facts import ModelFacts
+from lora_bench.engine.page_image import page_shapes
+from lora_bench.engine.protocol import AdapterUse, HostView, Mix, RequestQueued, SlotEvicted, SlotLoaded
+from lora_bench.engine.slot_pool import MixTooLarge
+
+Folder = Callable[..., Path]
+MIXES: tuple[Mix, ...] = (
+    (AdapterUse("one"),), (AdapterUse("three", -0.7), AdapterUse("one", 0.5)), (AdapterUse("two", 2.0),), (), (AdapterUse("one", 0.0),),
+    (AdapterUse("one", 0.3), AdapterUse("two", 0.3), AdapterUse("three", 0.3)), (AdapterUse("deep"),),
+    (AdapterUse("deep", 0.4), AdapterUse("two")),
+)
+
+
+@pytest.mark.calm
+def test_logits_are_those_of_adapters_held_whole(make: Callable[..., Bench], adapter_folder: Folder) -> None:
+    deep = adapter_folder("deep", ("q_proj", "o_proj"), r=20)
+    whole, paged = make(), make(pages=5)
+    for bench in (whole, paged):
+        bench.engine.load_adapter(str(deep), "deep")
+    for mix in random.sample(MIXES, len(MIXES)):  # in three slots and five pages: adapters come and go
+        ids = random_ids(30, random.randrange(1000))
+        torch.testing.assert_close(paged.engine.logits(ids, mix), whole.engine.logits(ids, mix), rtol=1e-4, atol=1e-4)
+    prompts = [(random_ids(20 + number, number), mix) for number, mix in enumerate(MIXES[:6])]
+    for ours, theirs in zip(paged.engine.batch_logits(prompts), whole.engine.batch_logits(prompts), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert paged.engine.snapshot().composed_bytes == 0 < whole.engine.snapshot().composed_bytes
+    assert whole.engine.snapshot().pages == ()
+
+
+def test_the_snapshot_counts_pages_and_an_unload_frees_them(make: Callable[..., Bench]) -> None:
+    bench = make(pages=4)
+    bench.engine.logits(PROMPT.ids, tuple(map(AdapterUse, NAMES)))
+    shot, shapes = bench.engine.snapshot(), page_shapes(bench.engine.model.base.facts)
+    assert [slot.pages for slot in shot.slots] == [2, 2, 2], "one of qkv_proj and one of down_proj"
+    assert {view.kind: (view.used, view.total, view.bytes) for view in shot.pages} == {
+        kind: (3 if kind in ("qkv_proj", "down_proj") else 0, 4, 4 * shape.numbers) for kind, shape in shapes.items()}
+    assert shot.slots[0].bytes == 4 * (shapes["qkv_proj"].numbers + shapes["down_proj"].numbers), "pages are taken whole"
+    bench.engine.unload_adapter("two")
+    assert [view.used for view in bench.engine.snapshot().pages] == [2, 0, 0, 2, 0]
+
+
+def test_a_request_waits_for_pages_with_the_numbers_and_one_that_never_fits_is_refused(
+    make: Callable[..., Bench], adapter_folder: Folder,
+) -> None:
+    bench = make(pages=3)
+    for name, rank in (("wide", 33), ("wider", 60)):
+        bench.engine.load_adapter(str(adapter_folder(name, ("q_proj", "v_proj", "down_proj"), r=rank)), name)
+    bench.submit(1, mix=(AdapterUse("one"),))
+    bench.submit(2, mix=(AdapterUse("wide"),))
+    bench.run(2)
+    assert [event.because for event in bench.of(RequestQueued)] == [
+        "the mix needs 3 more pages of qkv_proj, 2 can be had now; the rest are held by request 1"]
+    bench.run()
+    assert bench.finished(2).reason == "length"
+    assert [(event.adapter, event.because) for event in bench.of(SlotEvicted)] == [
+        ("one", "wide needed 1 more page of qkv_proj for request 2")]
+    with pytest.raises(MixTooLarge, match=r"needs 4 pages of qkv_proj, there are 3; take adapters out of it or start with --slots 4$"):
+        bench.engine.set_mix((AdapterUse("wider"),))
+
+
+def test_a_reload_that_needs_more_pages_than_are_free_waits_in_ram(make: Callable[..., Bench], adapter_folder: Folder) -> None:
+    bench = make(pages=2)
+    for name in ("one", "two"):
+        bench.engine.logits(PROMPT.ids, (AdapterUse(name),))
+    adapter_folder("one", ("q_proj",), r=17)
+    bench.events.clear()
+    bench.engine.reload_adapter("one")
+    assert [event.because for event in bench.of(SlotEvicted)] == ["its file was read again"] and not bench.of(SlotLoaded)
+    assert [view.tier for view in bench.engine.snapshot().adapters] == ["host", "slot", "host"]
+    bench.engine.logits(PROMPT.ids, (AdapterUse("one"),))
+    assert [event.because for event in bench.of(SlotEvicted)][1:] == ["one needed 1 more page of qkv_proj for a look at the logits"]
+    adapter_folder("one", ("q_proj",), r=3)
+    bench.engine.reload_adapter("one")
+    assert bench.of(SlotLoaded)[-1].adapter == "one" and bench.engine.snapshot().pages[0].used == 1
+
+
+def test_requests_finish_on_the_pages_of_what_was_reloaded(make: Callable[..., Bench], adapter_folder: Folder) -> None:
+    bench = make(pages=3)
+    alone = bench.reply((AdapterUse("one"),))
+    bench.submit(1, mix=(AdapterUse("one"),))
+    bench.run(5)
+    adapter_folder("one", ("q_proj", "v_proj"), r=30)
+    bench.engine.reload_adapter("one")
+    bench.submit(2, mix=(AdapterUse("one"),))
+    bench.run()
+    assert bench.same(PROMPT.ids, (AdapterUse("one"),), bench.ids(1), alone) or bench.ids(1) == alone
+    assert bench.engine.snapshot().pages[0].used == 2, "what was reloaded left with its request"
+
+
+# -- in RAM --------------------------------------------------------------------------------------
+def _image(facts: ModelFacts) -> int:
+    return 4 * page_shapes(facts)["qkv_proj"].numbers
+
+
+def test_the_host_tier_counts_images_and_does_without_one_that_does_not_fit(tiny_facts: ModelFacts, adapter_folder: Folder) -> None:
+    whole = BYTES + _image(tiny_facts)
+    for room, used, count in ((2 * whole, 2 * whole, 2), (2 * whole - 1, whole, 1), (whole - 1, 2 * BYTES, 2)):
+        bench = StoreBench(tiny_facts, 2, room, pages=4)
+        for name in "ab":
+            bench.store.load(adapter_folder(name), name)
+        view = bench.store.host_view()
+        assert (view.used_bytes, len(view.adapters)) == (used, count)
+        bench.store.acquire("ab", 1, "request 1")
+        assert bench.tiers() == {"a": "slot", "b": "slot"}
+
+
+def test_free_slots_are_filled_beforehand_only_as_far_as_pages_are_free(tiny_facts: ModelFacts, adapter_folder: Folder) -> None:
+    bench = StoreBench(tiny_facts, 4, 1 << 30, pages=3)
+    for name, rank in (("a", 16), ("b", 17), ("c", 1)):
+        bench.store.load(adapter_folder(name, r=rank), name)
+    bench.store.acquire(["a"], None, "the mix")
+    bench.store.load(adapter_folder("d", r=1), "d")
+    for _ in range(4):
+        bench.store.want([Want(["b"], "request 1, which waits"), Want(["d"], "request 2, which waits")])
+    assert bench.tiers() == {"a": "slot", "b": "slot", "c": "host", "d": "host"} and not bench.seen(SlotEvicted)
+    assert bench.store.page_views()[0].used == 3
+    bench.store.acquire(["d"], 2, "request 2")
+    assert [(event.adapter, event.because) for event in bench.seen(SlotEvicted)] == [
+        ("a", "d needed 1 more page of qkv_proj for request 2")]
+
+
+def test_nothing_is_in_pages_where_there_are_none(tiny_facts: ModelFacts, adapter_folder: Folder) -> None:
+    bench = StoreBench(tiny_facts, 2)
+    bench.store.load(adapter_folder("a"), "a")
+    bench.store.acquire(["a"], 1, "request 1")
+    assert bench.store.page_views() == () and bench.store.page_pools == {} and bench.store.slot_views()[0].pages == 0
+    assert bench.store.host_view() == HostView(BYTES, 10 * BYTES, ("a",))
