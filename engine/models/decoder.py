@@ -11,7 +11,7 @@ from ...kernels.attention import Reach, Scores, cache_write_, paged_attention, r
 from ...kernels.norm import RmsNorm
 from ...kernels.prefill_attention import Pieces
 from ...kernels.rope import rope_
-from ...kernels.weights import Weight
+from ...kernels.weights import Weight, laid_out
 from ..batch import StepInputs
 from .acting import NO_DELTAS, ActiveLora, Deltas, Lap, Linear, Norm, embed, linear, norm
 from .facts import ModelFacts, linear_layout, module_shapes
@@ -27,11 +27,11 @@ class Decoder:
 
     def __init__(self, facts: ModelFacts, weights: dict[str, Weight], context: int) -> None:
         self.facts, self.context = facts, context
-        self.embedding = weights.pop("embed_tokens.weight")
+        self.embedding = laid_out(weights.pop("embed_tokens.weight"))
         self.device, self.dtype = self.embedding.device, self.embedding.dtype
         self.layers = [take_layer(weights, i, facts, self.dtype) for i in range(facts.layers)]
         self.norm = Norm("norm", RmsNorm(weights.pop("norm.weight"), facts.rms_eps, self.dtype))
-        self.head = Linear("lm_head", self.embedding if facts.tied else weights.pop("lm_head.weight"), None)
+        self.head = Linear("lm_head", self.embedding if facts.tied else laid_out(weights.pop("lm_head.weight")), None)
         self.rope = RopeTables(facts, weights, context, self.device)
         self._windows = sorted({layer.window for layer in self.layers})
         self.scores = Scores(facts.attention_scale or None, facts.attention_softcap)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ...kernels.norm import RmsNorm
-from ...kernels.weights import Weight, concat_rows
+from ...kernels.weights import Weight, concat_rows, laid_out
 from .acting import Linear, Norm
 from .facts import ModelFacts, layer_norms, linear_layout
 from .rope import GLOBAL, LOCAL
@@ -63,4 +63,5 @@ def _fused(weights: dict[str, Weight], name: str, modules: list[str]) -> Linear:
     """The modules' weights one under the other; the parts are freed."""
     parts = [weights.pop(f"{module}.weight") for module in modules]
     biases = [weights.pop(f"{module}.bias") for module in modules if f"{module}.bias" in weights]
-    return Linear(name, concat_rows(parts), torch.cat(biases) if biases else None)
+    weight = laid_out(concat_rows(parts), gated=name == "gate_up_proj")
+    return Linear(name, weight, torch.cat(biases) if biases else None)
