@@ -8,7 +8,7 @@ share the inputs of a tile put their sums down; the last to arrive adds them in 
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from .decode_linear_triton import gated, inverse_rms, rank_ready, rank_tasks
 from .triton_compat import tl, triton
-from .unpack_codes import codes, half, scaled_byte, signed_bytes
+from .unpack_codes import codes, field_addresses, half, scaled_byte, signed_bytes
 
 
 @triton.jit
@@ -89,18 +89,6 @@ def _block_product(
 
 
 @triton.jit
-def _addresses(data, PADDED: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, MINIMA: tl.constexpr):
-    """Where the fields of RepackedRows.data begin."""
-    CELLS: tl.constexpr = (K + 255) // 256 * PADDED
-    WORDS: tl.constexpr = 64 if BITS == 8 else 32
-    SCALES: tl.constexpr = 2 if KIND == 1 else 4
-    scales = data + CELLS * (WORDS + (8 * (BITS - 4) if BITS < 8 else 0))
-    minima = scales + CELLS * SCALES
-    high = (data + CELLS * WORDS).to(tl.pointer_type(tl.uint8 if BITS == 5 else tl.int16))
-    return data, high, scales, minima, minima + CELLS * SCALES * MINIMA
-
-
-@triton.jit
 def _rank_sums(
     h, b, pages, count, t, outputs, inside, b_page, E0: tl.constexpr, E1: tl.constexpr, SLICES: tl.constexpr, BN: tl.constexpr,
     BT: tl.constexpr, H_ROWS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
@@ -138,7 +126,7 @@ def _product(
     acc = tl.zeros((BN, BT), tl.float32)
     added = tl.zeros((BN, BT), tl.float32)
     inverse = tl.zeros((BT,), tl.float32) + 1
-    addresses = _addresses(data, PADDED, K, BITS, KIND, MINIMA)
+    addresses = field_addresses(data, PADDED, K, BITS, KIND, MINIMA)
     own = first + tl.arange(0, BN)
     upper = 0x47000000 | rows >> 16  # not a constant, for all the compiler knows
     for block in tl.range(begin, end, num_stages=STAGES):

@@ -12,11 +12,11 @@ from .repack import SUPER, TILE_ROWS
 from .repacked import MOST_PARTS, RepackedWeight
 from .tiles import linear_tile, rank_tile_pages, row_tiles
 from .triton_compat import INTERPRETED
+from .unpack_rows import KINDS
 
 if TYPE_CHECKING:
     from .decode_linear import Glu, LinearWork, Residual, RowSquares
 
-_KINDS = {"half": 0, "six": 1, "eight": 2}
 PROGRAMS = 512
 """that a matrix is cut into where it has inputs enough: about four for each multiprocessor of the GPUs that this is for"""
 
@@ -80,7 +80,7 @@ def packed_linear(
     kinds = {}
     for index, part in enumerate(some):
         kinds |= {f"ROWS{index}": part.rows if part else 0, f"BITS{index}": part.order.bits if part else 0,
-                  f"KIND{index}": _KINDS[part.order.scales] if part else 0, f"MINIMA{index}": int(part.order.minima) if part else 0,
+                  f"KIND{index}": KINDS[part.order.scales] if part else 0, f"MINIMA{index}": int(part.order.minima) if part else 0,
                   f"ZERO{index}": part.order.zero if part else 0}
     packed_kernel[(programs + tiles * cuts * tile.split,)](
         x, *(part and part.data for part in some), bias, out, norm and norm.parts, residual and residual.stream,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .packed import PackedRows, PackedWeight
 from .repack import ORDERS, RepackedRows, repack
+from .unpack_rows import unpack_rows
 
 MOST_PARTS = 3
 CHUNK_ELEMENTS = 1 << 24
@@ -48,8 +49,7 @@ class RepackedWeight:
         rows, d_in = self.shape
         step = max(1, elements // d_in)
         for first in range(0, rows, step):
-            ids = torch.arange(first, min(first + step, rows), device=self.device)
-            yield first, self._numbers(ids, dtype)
+            yield first, self._numbers(torch.arange(first, min(first + step, rows), device=self.device), dtype)
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Semantics: y[t, o] = sum_i x[t, i] weight[o, i] + bias[o].  x [T, d_in], y [T, rows], in the dtype of x."""
@@ -63,7 +63,8 @@ class RepackedWeight:
         ids = torch.where(ids < half, 2 * ids, 2 * (ids - half) + 1) if self.gated else ids
         picked, first = None, 0
         for part in self.parts:
-            found = part.numbers((ids - first).clamp(0, part.rows - 1)).to(dtype)
+            found = torch.empty(len(ids), part.d_in, dtype=dtype, device=self.device)
+            unpack_rows(part, (ids - first).clamp(0, part.rows - 1) if len(self.parts) > 1 else ids, found)
             picked = found if picked is None else torch.where((ids >= first).unsqueeze(1), found, picked)
             first += part.rows
         return picked

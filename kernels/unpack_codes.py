@@ -50,10 +50,10 @@ def codes(words, high, BITS: tl.constexpr, TYPE: tl.constexpr, BASE: tl.constexp
         else:
             return _eight(_6_BF16 if TYPE == tl.bfloat16 else _6_FP16, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r", (words, high), TYPE)
     else:
-        return (_code(words, high, 0, BITS, TYPE, BASE), _code(words, high, 1, BITS, TYPE, BASE),
-                _code(words, high, 2, BITS, TYPE, BASE), _code(words, high, 3, BITS, TYPE, BASE),
-                _code(words, high, 4, BITS, TYPE, BASE), _code(words, high, 5, BITS, TYPE, BASE),
-                _code(words, high, 6, BITS, TYPE, BASE), _code(words, high, 7, BITS, TYPE, BASE))
+        return ((code(words, high, 0, BITS) + BASE).to(TYPE), (code(words, high, 1, BITS) + BASE).to(TYPE),
+                (code(words, high, 2, BITS) + BASE).to(TYPE), (code(words, high, 3, BITS) + BASE).to(TYPE),
+                (code(words, high, 4, BITS) + BASE).to(TYPE), (code(words, high, 5, BITS) + BASE).to(TYPE),
+                (code(words, high, 6, BITS) + BASE).to(TYPE), (code(words, high, 7, BITS) + BASE).to(TYPE))
 
 
 @triton.jit
@@ -69,26 +69,24 @@ def _eight(assembly: tl.constexpr, constraints: tl.constexpr, inputs, TYPE: tl.c
 
 
 @triton.jit
-def _code(words, high, P: tl.constexpr, BITS: tl.constexpr, TYPE: tl.constexpr, BASE: tl.constexpr):
+def code(words, high, P: tl.constexpr, BITS: tl.constexpr):
+    """Code P of the words, int32, for 4, 5 or 6 bits: as PIECES says."""
     if BITS == 4:
-        code = (words >> (4 * P)) & 15
-    elif BITS == 5:
-        above = high.to(tl.int32)
+        return (words >> (4 * P)) & 15
+    above = high.to(tl.int32)
+    if BITS == 5:
         if P < 6:
-            code = (words >> (16 * (P // 3) + 5 * (P % 3))) & 31
+            return (words >> (16 * (P // 3) + 5 * (P % 3))) & 31
         elif P == 6:
-            code = above & 31
+            return above & 31
         else:
-            code = ((words >> 15) & 1) | ((words >> 30) & 2) | ((above >> 3) & 28)
+            return ((words >> 15) & 1) | ((words >> 30) & 2) | ((above >> 3) & 28)
+    elif P < 4:
+        return (words >> (16 * (P // 2) + 6 * (P % 2))) & 63
+    elif P < 6:
+        return (above >> (6 * (P - 4))) & 63
     else:
-        above = high.to(tl.int32)
-        if P < 4:
-            code = (words >> (16 * (P // 2) + 6 * (P % 2))) & 63
-        elif P < 6:
-            code = (above >> (6 * (P - 4))) & 63
-        else:
-            code = ((words >> (16 * (P - 6) + 12)) & 15) | ((above >> (8 + 2 * (P - 6))) & 48)
-    return (code + BASE).to(TYPE)
+        return ((words >> (16 * (P - 6) + 12)) & 15) | ((above >> (8 + 2 * (P - 6))) & 48)
 
 
 @triton.jit
@@ -122,3 +120,18 @@ def scaled_byte(words, P: tl.constexpr, scale, shift, top, ASSEMBLY: tl.constexp
 def half(words, P: tl.constexpr):
     """The lower (P = 0) or upper half of the words, an fp16 number, in fp32."""
     return ((words >> (16 * P)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def field_addresses(data, PADDED: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, MINIMA: tl.constexpr):
+    """Where the fields of RepackedRows.data begin: codes, high bytes, scales, minima, scales of super-blocks.
+
+    KIND: 0 scales "half", 1 "six", 2 "eight".
+    """
+    CELLS: tl.constexpr = (K + 255) // 256 * PADDED
+    WORDS: tl.constexpr = 64 if BITS == 8 else 32
+    SCALES: tl.constexpr = 2 if KIND == 1 else 4
+    scales = data + CELLS * (WORDS + (8 * (BITS - 4) if BITS < 8 else 0))
+    minima = scales + CELLS * SCALES
+    high = (data + CELLS * WORDS).to(tl.pointer_type(tl.uint8 if BITS == 5 else tl.int16))
+    return data, high, scales, minima, minima + CELLS * SCALES * MINIMA
