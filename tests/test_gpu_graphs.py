@@ -3,12 +3,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from engine_bench import ONE, THREE, TWO, Bench, random_ids
+from gguf_file import write_gguf
 
-from lora_bench.engine.protocol import GRAPH_OPS, AdapterUse, GraphCaptured, GraphCapturing, Mix, StepFinished, TokenIds
+from lora_bench.engine.engine import Engine
+from lora_bench.engine.protocol import (
+    GRAPH_OPS,
+    AdapterUse,
+    Event,
+    Generate,
+    GraphCaptured,
+    GraphCapturing,
+    LoadModel,
+    Mix,
+    RequestFinished,
+    Sampling,
+    StepFinished,
+    TokenIds,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -54,3 +71,24 @@ def test_nothing_is_captured_twice_and_times_sum_up(make: Callable[..., Bench], 
         assert set(step.ms_by_op) == set(GRAPH_OPS) and all(ms >= 0 for ms in step.ms_by_op.values()), step
         assert sum(step.ms_by_op.values()) == pytest.approx(step.ms)
     print(steps[-20].ms, steps[-20].ms_by_op)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "Q8_0"])
+def test_packed_bases_draw_under_graphs_what_dense_ones_would(tmp_path: Path, kind: str, seed: int) -> None:
+    """Each token is the best of the dense base on the CPU, or close to it by what 16 bits round."""
+    base = write_gguf(tmp_path / "m.gguf", {"v_proj": "Q6_K", "": kind}, np.random.default_rng(seed))
+    events: list[Event] = []
+    cuda, cpu = Engine(events.append), Engine(lambda event: None)
+    cuda.load_model(LoadModel(str(base), device="cuda", dtype="bf16", weights="packed"))
+    cpu.load_model(LoadModel(str(base), device="cpu", weights="dense"))
+    prompts = [random_ids(10 + number, seed + number) for number in range(3)]
+    for number, prompt in enumerate(prompts):
+        cuda.submit(Generate(number, TokenIds(prompt), (), Sampling(max_tokens=20)))
+    while cuda.step():
+        pass
+    assert [event.path for event in events if isinstance(event, StepFinished)].count("graph") >= 18
+    for event in events:
+        if isinstance(event, RequestFinished):
+            for place, token in enumerate(event.ids):
+                logits = cpu.logits((*prompts[event.request_id], *event.ids[:place]), ())
+                assert logits.max() - logits[token] < 0.15 * logits.std(), (event.request_id, place)
