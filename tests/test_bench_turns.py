@@ -42,8 +42,8 @@ def test_what_is_found_of_each_turn(base: Path, adapter_folder: Write) -> None:
     assert found["there and back"][:2] == [0, 0] and all(hits >= PREFIX + 24 for hits in found["there and back"][2:])
     assert found["rescaled and back"][:2] == [0, 0] and found["rescaled and back"][2] >= PREFIX + 24
     why = {name: [turn["why"] for turn in by_who["reuse"]] for name, by_who in conversations.items()}
-    assert why["base, LoRA"][1] == "mix differs: A acts now, not then"
-    assert why["rescaled and back"][1] == "mix differs: A x 1 then, x 0.5 now"
+    assert why["base, LoRA"][1] == "mix differs: A acts now, not then; new tokens"
+    assert why["rescaled and back"][1] == "mix differs: A x 1 then, x 0.5 now; new tokens"
 
 
 def test_it_says_what_it_cannot(base: Path, adapter_folder: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
