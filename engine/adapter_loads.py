@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .adapter_read import ReadAdapter
-from .disk_read import DiskRead, Read
+from .beside import Beside, Work
 from .protocol import AdapterLoading, LoadAdapter, ReloadAdapter
 
 LONG_SECONDS = 0.3
@@ -19,8 +19,8 @@ TELL_SECONDS = 0.1
 class _Load:
     command: LoadAdapter | ReloadAdapter
     path: str
-    read: Read
-    now: DiskRead | None = None
+    read: Work[ReadAdapter]
+    now: Beside[ReadAdapter] | None = None
 
 
 class AdapterLoads:
@@ -40,7 +40,7 @@ class AdapterLoads:
         """Of the adapters that are being read, as far as their commands give one."""
         return frozenset(load.command.name for load in self._loads if load.command.name)
 
-    def start(self, command: LoadAdapter | ReloadAdapter, path: str, read: Read) -> None:
+    def start(self, command: LoadAdapter | ReloadAdapter, path: str, read: Work[ReadAdapter]) -> None:
         """Have `read(progress, cancelled)` called in a thread once those before are done; `path` is for the screen."""
         self._loads.append(_Load(command, path, read))
         self._go_on()
@@ -70,4 +70,4 @@ class AdapterLoads:
 
     def _go_on(self) -> None:
         if self._loads and self._loads[0].now is None:
-            self._loads[0].now = DiskRead(self._loads[0].read, self._wake)
+            self._loads[0].now = Beside(self._loads[0].read, self._wake)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from .adapters.adapter import Adapter
 from .adapters.errors import AdapterError
@@ -18,6 +19,9 @@ from .protocol import AdapterInfo
 from .vocabulary import Vocabulary
 from .watch import Stamp, stamp_of
 from .weights.load import LoadCancelled
+
+if TYPE_CHECKING:
+    from .tiers import Ready
 
 Progress = Callable[[int, int], None]
 """bytes read, bytes in all"""
@@ -45,6 +49,8 @@ class ReadAdapter:
     ms: float
     vocabulary: Vocabulary | None = None
     """with what the adapter adds to the base's, if anything"""
+    ready: Ready | None = None
+    """made ready for the slot that its name has"""
 
 
 def read_adapter(

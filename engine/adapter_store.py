@@ -18,6 +18,7 @@ from .adapter_users import AdapterUsers
 from .adapters.adapter import Adapter
 from .adapters.describe import CHANGES_NOTHING
 from .adapters.errors import AdapterError
+from .beside import Work
 from .chat import own_template_note
 from .fetches import Fetches, Want
 from .invocation import kept_invocation, with_invocation
@@ -91,7 +92,10 @@ class AdapterStore:
         self, path: str | os.PathLike[str], name: str | None = None,
         progress: Progress = lambda done, total: None, cancelled: Callable[[], bool] = lambda: False,
     ) -> ReadAdapter:
-        """Read an adapter for this base and keep nothing of it; any thread may. See `read_adapter`."""
+        """Read an adapter for this base and keep nothing of it; any thread may. See `read_adapter`.
+
+        It is made ready for the slot that `name` has.
+        """
         read = read_adapter(path, name, self._facts, progress, cancelled)
         self._tiers.check(read.adapter)
         vocabulary, notes = own_vocabulary(read.adapter, self._base_vocabulary)
@@ -100,7 +104,9 @@ class AdapterStore:
         if CHANGES_NOTHING not in read.adapter.info.notes and self._tiers.leaves_base(read.adapter):
             notes += (CHANGES_NOTHING,)
         info = msgspec.structs.replace(read.adapter.info, notes=(*read.adapter.info.notes, *notes))
-        return replace(read, adapter=self._tiers.prepared(Adapter(info, read.adapter.weights)), vocabulary=vocabulary)
+        adapter = self._tiers.prepared(Adapter(info, read.adapter.weights))
+        ready = self._tiers.ready(name, adapter, read_ms=read.ms) if name is not None and self.in_slots([name]) else None
+        return replace(read, adapter=adapter, vocabulary=vocabulary, ready=ready)
 
     def add(self, read: ReadAdapter, name: str | None = None) -> AdapterInfo:
         """Take what was read into the host tier under `name`, or a free name made from its folder's.
@@ -134,7 +140,7 @@ class AdapterStore:
             changes = differences(old, adapter.info)
             if _tokens(read.vocabulary) != _tokens(record.vocabulary):
                 changes += ("the added tokens",)
-            swap = self._swap(name, adapter, read.ms) if changes else Swap()
+            swap = self._swap(name, adapter, read) if changes else Swap()
             self._records[name] = Record(adapter.info, read.source, own_invocation=record.own_invocation, vocabulary=read.vocabulary,
                                          pages=self._tiers.page_needs(adapter.weights))
             self._tell_gone(f"adapter {name!r} was reloaded", old.digest)
@@ -216,14 +222,14 @@ class AdapterStore:
             return
         with self._lock:
             self._users.check_stays({None: wanted})
-            self._tiers.give_slots(wanted, {}, because, self._fetches.again)
+            self._fetches.give_slots(wanted, {}, because)
 
     def exchange(self, held: Mapping[int, Sequence[str]], expected: Mapping[int, Sequence[str]], because: str) -> None:
         """`acquire` for the users of `held` (names by user) and `expect` for those of `expected`, or nothing of it. Raises as they do."""
         with self._lock:
             self._users.check_stays({**held, **expected})
             if held:
-                self._tiers.give_slots(list(dict.fromkeys(chain(*held.values()))), held, because, self._fetches.again)
+                self._fetches.give_slots(list(dict.fromkeys(chain(*held.values()))), held, because)
             self._users.begun(held)
             for user, names in expected.items():
                 self._users.expect(user, names)
@@ -239,12 +245,17 @@ class AdapterStore:
         return self._pool.held(user)
 
     def lacking(self, names: Iterable[str]) -> list[str]:
-        """Those of `names` that must be read from disk, beside the loop, before they can have slots."""
+        """Those of `names` that must be read from disk or made ready, beside the loop, before they can have slots."""
         with self._lock:
             return self._fetches.lacking(names)
 
+    def on_disk(self, names: Iterable[str]) -> list[str]:
+        """Those of `lacking` that must be read from disk."""
+        with self._lock:
+            return self._fetches.on_disk(names)
+
     def settle(self) -> None:
-        """Take in what was read beside the loop."""
+        """Take in what was read or made ready beside the loop."""
         with self._lock:
             self._fetches.settle()
 
@@ -298,9 +309,14 @@ class AdapterStore:
 
     def adapter(self, name: str) -> Adapter:
         """The loaded content of `name`: of the host tier, else read again from disk, entering no tier. Raises AdapterError."""
+        return self.reader(name)(lambda done, total: None, lambda: False)
+
+    def reader(self, name: str) -> Work[Adapter]:
+        """What has the loaded content of `name`, as `adapter` does; any thread may call it."""
         with self._lock:
             self._records.known(name)
-            return self._host.get(name) or self._fetches.again(name)
+            adapter, read = self._host.get(name), self._fetches.read_again(name)
+        return lambda progress, cancelled: adapter or read(progress, cancelled).adapter
 
     def text(self, ids: Sequence[int]) -> str:
         """Token ids as the base writes them, special tokens included."""
@@ -349,10 +365,12 @@ class AdapterStore:
         invocation = self.text(info.invocation_tokens) if info.invocation_tokens else ""
         return replace(adapter, info=msgspec.structs.replace(info, notes=notes, invocation=invocation))
 
-    def _swap(self, name: str, adapter: Adapter, ms: float) -> Swap:
+    def _swap(self, name: str, adapter: Adapter, read: ReadAdapter) -> Swap:
         """All tiers from the old content of `name` to `adapter`; its users keep the old one under another name."""
         self._fetches.drop(name)
-        users, kept_as = self._tiers.swap(name, adapter, ms, lambda: self._records.set_aside(name))
+        users, kept_as = self._tiers.swap(name, adapter, read.ms, read.ready, lambda: self._records.set_aside(name))
+        if read.ready and not self.in_slots([name]):
+            self._fetches.offer(name, read.ready)
         self._users.keep(users, name, kept_as)
         return Swap(users, kept_as)
 

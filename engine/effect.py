@@ -98,6 +98,8 @@ def _compare(engine: Engine, kind: str, ids: list[int], reply: int, name: str) -
     rows = [engine.make_request(FIRST_ID - i, ids, mix, sampling) for i, mix in enumerate(((), (AdapterUse(name),)))]
     start = rows[1].mix.active[0].start if rows[1].mix.active else len(ids)
     tally = _Tally(reply)
+    while model.store.lacking([name]):
+        yield f"waits for {name} in a slot"
     with look(model, rows, f"the check of {name}"):
         while rows[0].pending:
             position, count = rows[0].stored, min(PIECE_TOKENS, rows[0].pending)

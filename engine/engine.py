@@ -60,7 +60,7 @@ class Engine:
         self._mixes: Mixes | None = None
         self._requests: dict[int, Request] = {}
         self._process = psutil.Process()
-        self.checks = Checks(self, self._emit)
+        self.checks = Checks(self, self._emit, wake)
         self.scores = Scores(self, self._emit)
 
     @property
@@ -253,7 +253,8 @@ class Engine:
         model.store.settle()
         self.mixes.go_on()
         self._begin(model)
-        model.store.want([*self.mixes.wanted(), *model.slots.wanted(model.scheduler.queue), *self.scores.wanted()])
+        model.store.want([*self.mixes.wanted(), *model.slots.wanted(model.scheduler.queue), *self.scores.wanted(),
+                          *self.checks.wanted()])
 
     def _begin(self, model: LoadedModel) -> None:
         while model.scheduler.queue:
@@ -264,7 +265,7 @@ class Engine:
                     self._fail(request, sentence(refused.cause), out_of_memory(refused.cause))
                 continue
             if not begun:
-                tell_waiting(model.scheduler.queue, because, model.slots, self._emit)
+                tell_waiting(model.scheduler.queue, because, model.slots.reading, self._emit)
                 return
             for request, use in begun:
                 if request.remark:

@@ -47,7 +47,7 @@ class GroupSlots:
         return self.acquire(group, alone)
 
     def there(self, group: Group) -> bool:
-        return self._store.in_slots(name for request in group.requests for name in request.history.names)
+        return self._store.in_slots(_names(group))
 
     def give_back(self, group: Group) -> None:
         for request in group.requests:
@@ -63,17 +63,17 @@ class GroupSlots:
             self._store.acquire(request.mix.names, request.id, f"request {request.id}")
 
     def reading(self, group: Group) -> str:
-        names = list(dict.fromkeys(self._store.lacking(name for request in group.requests for name in request.history.names)))
-        if not names:
-            return ""
-        return f"adapter {names[0]} is being read from disk" if len(names) == 1 else f"adapters {', '.join(names)} are being read from disk"
+        """Which of its adapters must be read from disk before it can have its slots, in words; "" for none."""
+        return _are(self._store.on_disk(_names(group)), "being read from disk")
+
+    def lacking(self, group: Group) -> str:
+        return self.reading(group) or _are(self._store.lacking(_names(group)), "on the way to a slot")
 
     def wanted(self, queue: Iterable[Group]) -> Iterator[Want]:
         """What those that wait will need, in their order."""
         for group in islice(queue, LOOKED_AT):
-            for request in group.requests:
-                if request.history.names:
-                    yield Want(request.history.names, f"{requests_text([request.id])}, which waits")
+            who = requests_text(request.id for request in group.requests)
+            yield Want(_names(group), f"{who}, which {'waits' if len(group.requests) == 1 else 'wait'}")
 
     def _acquire(self, group: Group) -> str:
         because = requests_text(request.id for request in group.requests)
@@ -89,3 +89,14 @@ class GroupSlots:
         """What is known of `request` is computed under the mix that holds now, from its first token on."""
         request.history = MixHistory.of(request.mix)
         request.remark = f"all of it under the mix that holds now: {why}"
+
+
+def _names(group: Group) -> list[str]:
+    """Of all that its requests need in slots."""
+    return list(dict.fromkeys(name for request in group.requests for name in request.history.names))
+
+
+def _are(names: list[str], how: str) -> str:
+    if not names:
+        return ""
+    return f"adapter {names[0]} is {how}" if len(names) == 1 else f"adapters {', '.join(names)} are {how}"

@@ -19,9 +19,9 @@ def look(model: LoadedModel, requests: Sequence[Request], because: str, wanted_f
     """
     scheduler = Scheduler(model.memory, model.config.step_tokens, len(requests), model.base.facts.long_after)
     try:
+        model.store.exchange({request.id: request.history.names for request in requests}, {}, because)
         for request in requests:
             request.wanted_from = wanted_from
-            model.store.acquire(request.history.names, request.id, because)
             request.holds_former = True
             if lacks := scheduler.run_whole(request):
                 raise ValueError(f"{because} over {len(request.ids)} tokens cannot be had now: {lacks}")

@@ -4,16 +4,19 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .adapter_read import Progress
 from .adapters.adapter import Adapter
 from .adapters.describe import CHANGES_NOTHING
 from .adapters.open import NEWEST_OPENED
 from .adapters.peft import SAFETENSORS
 from .adapters.verdicts import field_verdicts
 from .base_parts import BaseFile
+from .beside import Work
 from .deltas import WeightSquares, delta_norms
 from .effect import NotFinite, effect_run
 from .inspect import inspect_path
@@ -36,13 +39,25 @@ _NAMES = ("name", "source.url", "url")
 """details of a base that name it"""
 
 
-def check_loaded(engine: Engine, name: str, effect: bool, squares: WeightSquares) -> Generator[str, None, CheckReport]:
+@dataclass(frozen=True, slots=True)
+class OfDisk:
+    """What the check of a loaded adapter has of the disk: its tensors, where no tier had them, and what the headers say."""
+
+    adapter: Adapter
+    facts: Mapping[str, Any]
+
+
+def read_for_check(adapter: Work[Adapter], info: AdapterInfo, progress: Progress, cancelled: Callable[[], bool]) -> OfDisk:
+    """Any thread may. Raises what `adapter` does."""
+    return OfDisk(adapter(progress, cancelled), _of_file(info.path))
+
+
+def check_loaded(engine: Engine, name: str, of_disk: OfDisk, effect: bool, squares: WeightSquares) -> Generator[str, None, CheckReport]:
     """Check the loaded adapter `name`; a piece of work is done for every text that is yielded.
 
-    Raises what reading the adapter again raises when it lies on disk only, and with `effect` what `effect_run` does.
+    With `effect` raises what `effect_run` does.
     """
-    model = engine.model
-    adapter = model.store.adapter(name)
+    model, adapter = engine.model, of_disk.adapter
     info = model.store.infos[name]
     deltas = yield from delta_norms(squares, adapter)
     findings = [*_note_findings(info), *_base_findings(info, model.base)]
@@ -55,7 +70,7 @@ def check_loaded(engine: Engine, name: str, effect: bool, squares: WeightSquares
         findings += _effect_findings(parts)
     findings[:0] = _nothing_findings(info, deltas, parts)
     return CheckReport(
-        path=info.path, name=name, model=model.info.name, findings=tuple(findings), info=info, **_of_file(info.path),
+        path=info.path, name=name, model=model.info.name, findings=tuple(findings), info=info, **of_disk.facts,
         modules=tuple(adapter.modules), unmatched=info.unmatched, scales=_scales(adapter), deltas=deltas, effect=parts)
 
 

@@ -31,8 +31,8 @@ class Slots(Protocol):
         Raises GroupRefused when it can never have them.
         """
 
-    def reading(self, group: Group) -> str:
-        """Which of its adapters must be read from disk before it can have its slots, in words; "" for none."""
+    def lacking(self, group: Group) -> str:
+        """Which of its adapters must be read or made ready before it can have its slots, in words; "" for none."""
 
     def there(self, group: Group) -> bool:
         """Whether every adapter of its mixes is in a slot already."""
@@ -143,8 +143,8 @@ class Scheduler:
         """
         because, passed = "", []
         for group in islice(self._queue, LOOKED_AT):
-            if reading := slots.reading(group):  # what passes it does not make it wait longer
-                because = because or reading
+            if lacking := slots.lacking(group):  # what passes it does not make it wait longer
+                because = because or lacking
                 continue
             if lacks := self._lacks(group):
                 return [], because or lacks

@@ -35,6 +35,8 @@ class Reading:
         self._engine, self._command = engine, command
         self.requests: list[Request] = []
         """that hold slots and KV memory now"""
+        self.needs: tuple[str, ...] = ()
+        """adapters that the next rows need in slots; while one of them is still to be read or made ready no step is computed"""
         self._acting: list[list[tuple[str, float, int]]] = []
         """(digest, scale, first token) of what acts in each row that is read now or was"""
         model = engine.model
@@ -49,7 +51,7 @@ class Reading:
         self._notes = tuple(dict.fromkeys(note for request in requests for note in self._written(request)))
 
     def steps(self) -> Generator[None, None, Scored]:
-        """A step is computed for every yield; close the generator to give up.
+        """A step is computed for every yield where there is nothing to wait for; close the generator to give up.
 
         Raises ValueError when slots or KV memory are held by what does not run, or the logits are not finite.
         """
@@ -95,7 +97,11 @@ class Reading:
             first = [0] if start else []
             requests = [self._request(i) for i in range(len(self._command.mixes))]
             self._check_content(requests, start)
-            self.requests = [requests[i] for i in (*first, *range(start, start + count))]
+            rows = [requests[i] for i in (*first, *range(start, start + count))]
+            self.needs = tuple(name for request in rows for name in request.history.names)
+            while self._engine.model.store.lacking(self.needs):
+                yield
+            self.requests = rows
             with ExitStack() as held:
                 held.callback(self.requests.clear)
                 try:

@@ -29,11 +29,11 @@ class Scores:
     @property
     def busy(self) -> bool:
         """Whether `advance` would compute something: the next one may have to wait for adapters that are read."""
-        return self._now is not None or bool(self._queue) and not self._engine.model.store.lacking(_names(self._queue[0]))
+        return (self._now is not None or bool(self._queue)) and not self._engine.model.store.lacking(self._needs())
 
     def wanted(self) -> list[Want]:
-        """The adapters of the next one."""
-        return [Want(_names(self._queue[0]), "the reading of a text")] if self._queue else []
+        """The adapters of what is read next."""
+        return [Want(self._needs(), "the reading of a text")]
 
     @property
     def requests(self) -> Sequence[Request]:
@@ -72,6 +72,11 @@ class Scores:
         for _ in there:
             self._emit(ScoreFailed(score_id, STOPPED, cancelled=True))
         return bool(there)
+
+    def _needs(self) -> Sequence[str]:
+        if self._now is not None:
+            return self._now[1].needs
+        return _names(self._queue[0]) if self._queue else ()
 
     def drop(self, because: str) -> None:
         """End every score, told with the cause."""

@@ -116,7 +116,7 @@ class _Service:
             scoring, checks = self.engine.scores.busy, self.engine.checks
             if scoring:
                 self.engine.scores.advance()
-            if not stepped and (checks.under_way or checks.busy and not scoring):  # others may wait for what one under way holds
+            if not stepped and checks.busy and (checks.under_way or not scoring):  # others may wait for what one under way holds
                 checks.advance()
         except Exception as error:
             memory = out_of_memory(error)

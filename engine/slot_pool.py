@@ -158,12 +158,12 @@ class SlotPool:
         self._lru.touch(new)
         self._held = {user: frozenset(new if held == name else held for held in names) for user, names in self._held.items()}
 
-    def refill(self, arrival: Arrival, because: str) -> None:
-        """Other content into the slot that `arrival.name` has and no request holds; none where it needs more pages than are free then."""
-        slot = self._by_name[arrival.name]
-        self.remove(arrival.name)
-        self._emit(SlotEvicted(slot.index, arrival.name, because))
-        if arrival.image is None or self.has_room({arrival.name: arrival.image.counts}):
+    def refill(self, name: str, arrival: Arrival | None, because: str) -> None:
+        """Other content into the slot that `name` has and no request holds; none where there is none, or needs more pages than are free."""
+        slot = self._by_name[name]
+        self.remove(name)
+        self._emit(SlotEvicted(slot.index, name, because))
+        if arrival is not None and (arrival.image is None or self.has_room({name: arrival.image.counts})):
             self._place(arrival, because)
 
     def views(self) -> tuple[SlotView, ...]:

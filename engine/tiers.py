@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
@@ -17,11 +17,19 @@ from .protocol import AdapterInfo, Emit
 from .routing import Routing, RoutingCache
 from .slot_content import build_content, check_adapter
 from .slot_pool import Arrival, SlotPool
-from .slots import SlotContent, fused_modules
+from .slots import fused_modules
 from .untrained import leaves_base
 
 if TYPE_CHECKING:
     from .models.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """An adapter that has only to be placed."""
+
+    arrival: Arrival
+    adapter: Adapter
 
 
 class Tiers:
@@ -43,20 +51,30 @@ class Tiers:
         """Device bytes of adapters laid end to end for steps that use several at once, beside the slots."""
         return self._routings.copied_bytes
 
+    def ready(self, name: str, adapter: Adapter, source: str = "host", read_ms: float = 0.0) -> Ready:
+        """`adapter` made ready to enter a slot as `name`; any thread may. Raises AdapterError for numbers too large for the dtype."""
+        began = perf_counter()
+        image = adapter.image
+        if image is None and self.page_needs(adapter.weights):
+            image = self._image(adapter)
+        content = build_content(adapter, self._decoder, self._squares, image)
+        return Ready(Arrival(name, content, image, source, read_ms + (perf_counter() - began) * 1e3), adapter)
+
     def give_slots(
-        self, names: Sequence[str], holds: Mapping[int, Sequence[str]], because: str, read_again: Callable[[str], Adapter],
+        self, names: Sequence[str], holds: Mapping[int, Sequence[str]], because: str, bring: Callable[[str], Ready],
     ) -> None:
-        """Slots for `names`, those in `holds` held for its users. `read_again` reads what is in no tier. For errors see `SlotPool.plan`.
+        """Slots for `names`, those in `holds` held for its users. `bring` has what is in no slot. For errors see `SlotPool.plan`.
 
         All that can fail comes before any is evicted.
         """
         missing, victims = self.pool.plan(names, holds, self.needs(names))
-        fetched = [self._fetch(name, read_again) for name in missing]
-        for slot in self.pool.settle(names, [arrival for arrival, _ in fetched], victims, holds, because):
+        brought = [bring(name) for name in missing]
+        for slot in self.pool.settle(names, [ready.arrival for ready in brought], victims, holds, because):
             self._routings.forget(slot)
-        for arrival, adapter in fetched:
-            if arrival.source == "disk" and self.host.has_room(adapter):
-                self.host.put(arrival.name, adapter, arrival.ms, because)
+        for ready in brought:
+            arrival = ready.arrival
+            if arrival.source == "disk" and self.host.has_room(ready.adapter):
+                self.host.put(arrival.name, ready.adapter, arrival.ms, because)
 
     @property
     def pages(self) -> PagePool | None:
@@ -93,22 +111,23 @@ class Tiers:
         """Whether `adapter` holds nothing but what this base has. Any thread may ask."""
         return leaves_base(adapter, self._decoder)
 
-    def swap(self, name: str, adapter: Adapter, ms: float, set_aside: Callable[[], str]) -> tuple[tuple[int, ...], str]:
-        """`adapter` in the place of what is called `name`. What can fail comes first.
+    def swap(
+        self, name: str, adapter: Adapter, ms: float, ready: Ready | None, set_aside: Callable[[], str],
+    ) -> tuple[tuple[int, ...], str]:
+        """`adapter` in the place of what is called `name`; in its slot too, if it is `ready`. What can fail comes first.
 
         When requests hold the old content it keeps its slot for them, under the name that `set_aside()` gives. Returns (those
         requests, that name or "").
         """
         self.host.check_fits(adapter)
         slot, users = self.pool.get(name), self.pool.users(name)
-        arrival = Arrival(name, *self._built(adapter), "host", ms) if slot is not None else None
         kept_as = set_aside() if users else ""
-        if slot is not None and arrival is not None:
+        if slot is not None:
             self._routings.forget(slot.index)
             if users:
                 self.pool.rename(name, kept_as)
             else:
-                self.pool.refill(arrival, "its file was read again")
+                self.pool.refill(name, ready.arrival if ready else None, "its file was read again")
         self.host.drop(name)
         self.host.put(name, adapter, ms)
         return users, kept_as
@@ -134,22 +153,6 @@ class Tiers:
             if slot.content.pages is not None:
                 self._pages.wait(slot.content.pages)
         return self._routings.get(slots) if slots else None
-
-    def _fetch(self, name: str, read_again: Callable[[str], Adapter]) -> tuple[Arrival, Adapter]:
-        """`name` on the device, from the host tier or from disk."""
-        began = perf_counter()
-        adapter = self.host.get(name)
-        source = "host"
-        if adapter is None:
-            adapter, source = read_again(name), "disk"
-        built = self._built(adapter)
-        return Arrival(name, *built, source, (perf_counter() - began) * 1e3), adapter
-
-    def _built(self, adapter: Adapter) -> tuple[SlotContent, PageImage | None]:
-        image = adapter.image
-        if image is None and self.page_needs(adapter.weights):
-            image = self._image(adapter)
-        return build_content(adapter, self._decoder, self._squares, image), image
 
     def _image(self, adapter: Adapter) -> PageImage:
         return build_image(adapter, self._pages.shapes, self._pages.dtype, self._pages.pinned)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lora_bench.engine.protocol import (
@@ -56,6 +56,11 @@ class Loop:
         with self._news:
             assert self._news.wait_for(lambda: len(self.of(kind)) >= count, seconds), f"no {kind.__name__}: {self.events[-5:]}"
         return self.of(kind)[count - 1]
+
+    def wait_until(self, holds: Callable[[], bool], seconds: float = 30.0) -> None:
+        """Until `holds()` after some event."""
+        with self._news:
+            assert self._news.wait_for(holds, seconds), self.events[-5:]
 
     def now(self) -> EngineSnapshot:
         """A snapshot that is still to come."""

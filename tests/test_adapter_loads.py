@@ -88,7 +88,8 @@ def test_replies_go_on_while_an_adapter_is_read_and_what_needs_it_waits_in_order
     ended = [(event.request_id, event.reason) for event in loop.of(RequestFinished)]
     assert {number for number, _ in ended[:2]} == {1, 2} and ended[2] == (4, "aborted") and [number for number, _ in ended[3:]] == [3]
     assert [event.request_id for event in loop.of(RequestStarted)] == [1, 2, 3]
-    assert not loop.of(RequestFailed) and not loop.of(MixRefused)
+    assert not loop.of(RequestFailed) and len(loop.of(MixSet) + loop.of(MixRefused)) == 1
+    assert all("is being unloaded" in event.message for event in loop.of(MixRefused)), "it came while the adapter was brought to a slot"
 
 
 def test_a_group_waits_whole_for_an_adapter_that_is_read_and_loses_the_member_that_is_aborted(
@@ -98,7 +99,7 @@ def test_a_group_waits_whole_for_an_adapter_that_is_read_and_loses_the_member_th
         loop.send(LoadAdapter(str(adapter_folder("one")), "one"), GenerateTogether((ask(1), ask(2, "one"), ask(3))), Abort(3))
         loop.wait(RequestFinished)
     loop.wait(RequestFinished, 3)
-    assert [event.request_id for event in loop.of(RequestQueued)] == [1, 2, 3]
+    assert [event.request_id for event in loop.of(RequestQueued)][:3] == [1, 2, 3]
     ended = [(event.request_id, event.reason == "aborted") for event in loop.of(RequestFinished)]
     assert ended[0] == (3, True) and set(ended[1:]) == {(1, False), (2, False)}
     assert {event.request_id for event in loop.of(RequestStarted)} == {1, 2}

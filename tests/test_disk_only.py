@@ -1,7 +1,9 @@
 """Adapters that lie on disk only are read beside the loop for those who wait for them; nobody else waits."""
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,13 +11,18 @@ from pathlib import Path
 import pytest
 from loop_bench import Loop, ask, running
 
-from lora_bench.engine import fetches
+from lora_bench.engine import fetches, report, tiers
 from lora_bench.engine.protocol import (
     Abort,
     AdapterLoaded,
     AdapterReloaded,
     AdapterUse,
+    CheckAdapter,
+    CheckFailed,
+    CheckFinished,
+    EngineFailed,
     Generate,
+    GenerateTogether,
     HostLoaded,
     LoadAdapter,
     LoadModel,
@@ -30,6 +37,7 @@ from lora_bench.engine.protocol import (
     Sampling,
     Score,
     Scored,
+    ScoreFailed,
     SetMix,
     SlotLoaded,
     TextDelta,
@@ -165,3 +173,63 @@ def test_a_text_is_scored_once_the_adapters_of_its_mixes_are_read(few: Loop, mon
         few.wait(Scored)
     (read,) = [event for event in few.of(HostLoaded) if event.adapter == "one"]
     assert read.because == "the reading of a text"
+
+
+@contextmanager
+def slow_work(monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> Iterator[list[str]]:
+    """Reads and what makes adapters ready take a while. What the thread of the loop does of it itself is listed."""
+    loop_thread = next(thread for thread in threading.enumerate() if getattr(thread, "_target", None) is serve)
+    found: list[str] = []
+
+    def slow(what: str, real: Callable[..., object]) -> Callable[..., object]:
+        def work(*arguments: object) -> object:
+            if threading.current_thread() is loop_thread:
+                found.append(what)
+            time.sleep(draw.choice((0.0, 0.001, 0.02)))
+            return real(*arguments)
+        return work
+
+    monkeypatch.setattr(fetches, "read_again", slow("a file was read", fetches.read_again))
+    monkeypatch.setattr(tiers, "build_content", slow("an adapter was made ready", tiers.build_content))
+    monkeypatch.setattr(report, "inspect_path", slow("a header was read", report.inspect_path))
+    yield found
+
+
+@pytest.mark.parametrize("_", range(2))
+def test_the_loop_neither_reads_nor_makes_ready_whatever_is_asked_of_it(
+        _: int, few: Loop, adapter_folder: Write, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    draw, requests, scores, checks = random.Random(seed), 0, 0, 0
+    with slow_work(monkeypatch, draw) as found:
+        for _ in range(40):
+            mix = tuple(AdapterUse(name, draw.choice((0.5, 1.0, 1.0, 0.0))) for name in draw.sample(FOLDERS, draw.randint(0, 2)))
+            match draw.choice(("ask", "ask", "together", "mix", "mix", "score", "check", "reload", "abort", "wait")):
+                case "ask":
+                    requests += 1
+                    few.send(Generate(requests, TokenIds((5, 6, 7)), mix, Sampling(temperature=1.0, max_tokens=draw.randint(1, 60))))
+                case "together":
+                    other = tuple(map(AdapterUse, draw.sample(FOLDERS, 1)))
+                    few.send(GenerateTogether(tuple(
+                        Generate(requests + 1 + i, TokenIds((5, 6, 7)), one, Sampling(temperature=1.0, max_tokens=30))
+                        for i, one in enumerate((mix[:1], other)))))
+                    requests += 2
+                case "mix":
+                    some = tuple(draw.sample(range(1, requests + 1), min(requests, draw.randint(0, 3))))
+                    few.send(SetMix(mix, some, draw.choice(("splice", "recompute", "finish"))))
+                case "score":
+                    scores += 1
+                    few.send(Score(scores, TokenIds((5, 6, 7)), (8, 9, 10), ((), *((AdapterUse(name),) for name in FOLDERS), mix)))
+                case "check":
+                    checks += 1
+                    few.send(CheckAdapter(draw.choice(FOLDERS), effect=draw.random() < 0.5))
+                case "reload":
+                    few.send(ReloadAdapter(draw.choice(FOLDERS)))
+                case "abort" if requests:
+                    few.send(Abort(draw.randint(1, requests)))
+                case _:
+                    few.now()
+        few.wait_until(lambda: len(few.of(RequestFinished) + few.of(RequestFailed)) >= requests)
+        few.wait_until(lambda: len(few.of(Scored) + few.of(ScoreFailed)) >= scores)
+        few.wait_until(lambda: not checks or len(few.of(CheckFinished) + few.of(CheckFailed)) > 0)
+    assert not found and not few.of(EngineFailed)
+    failed = [event.message for kind in (RequestFailed, ScoreFailed, CheckFailed, MixRefused) for event in few.of(kind)]
+    assert not [message for message in failed if "made ready" in message or "cannot be" in message and "cannot be had now" not in message]

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -32,13 +31,11 @@ Write = Callable[..., Path]
 MIX = (AdapterUse("one"),)
 
 
-class _Bench(Bench):
-    """Its replies do not end by chance, and are drawn, so that any other content shows."""
+pytestmark = pytest.mark.usefixtures("endless")
 
-    def __init__(self, base: Path, **load: object) -> None:
-        super().__init__(base, **load)
-        model = self.engine.model
-        self.engine._model = replace(model, base=replace(model.base, end_tokens=()))
+
+class _Bench(Bench):
+    """Its replies are drawn, so that any other content shows."""
 
     def submit(self, number: int, prompt: object = PROMPT, mix: Mix = (), **sampling: object) -> None:
         super().submit(number, prompt, mix, **{"temperature": 1.0} | sampling)

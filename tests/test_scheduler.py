@@ -25,7 +25,7 @@ class AllSlots:
     def acquire(self, group: Group, alone: bool) -> str:
         return ""
 
-    def reading(self, group: Group) -> str:
+    def lacking(self, group: Group) -> str:
         return ""
 
     def there(self, group: Group) -> bool:
@@ -298,7 +298,7 @@ class FewSlots:
         self.held |= {request.id: self.adapter[request.id] for request in group.requests}
         return ""
 
-    def reading(self, group: Group) -> str:
+    def lacking(self, group: Group) -> str:
         return ""
 
     def there(self, group: Group) -> bool:

@@ -52,7 +52,7 @@ class NaiveSlots:
             request.holds_former = len(request.history.parts) > 1
         return ""
 
-    def reading(self, group: Group) -> str:
+    def lacking(self, group: Group) -> str:
         return ""
 
     def there(self, group: Group) -> bool:
