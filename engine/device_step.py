@@ -24,7 +24,6 @@ from .page_table import PageTable
 from .protocol import GRAPH_OPS, Emit
 from .request import Request
 from .routing import Routing
-from .scheduler import Work
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 """rows of a graph; those beyond a step's are empty"""
@@ -42,7 +41,7 @@ def device_obstacle(decoder: Decoder) -> str:
 
 
 class DeviceStep:
-    """The steps of one base in which every request computes one token. `begin` launches one, `end` waits for it."""
+    """Steps of one base in which every request computes one token and draws the next. `begin` launches one, `end` waits for it."""
 
     def __init__(self, decoder: Decoder, store: AdapterStore, caches: Tensor, max_running: int, emit: Emit) -> None:
         """The base must have no `device_obstacle`; `caches` as Decoder.kv_cache makes them; `emit` hears of graphs."""
@@ -75,20 +74,17 @@ class DeviceStep:
         """Prepare steps of one row without adapters, by one without a request."""
         self._launch(1, False)
 
-    def begin(self, works: Sequence[Work]) -> str:
-        """Launch the step of `works`. Returns "", or why it cannot run so; then nothing was launched."""
+    def begin(self, requests: Sequence[Request]) -> str:
+        """Launch the step of `requests`. Returns "", or why it cannot run so; then nothing was launched."""
         self._began = time.perf_counter()
-        if prompts := sum(work.tokens != 1 or not work.sampled for work in works):
-            return f"{prompts} prompt{'s' if prompts > 1 else ''}"
-        if len(works) > self._most:
-            return f"{len(works)} requests, at most {self._most} run in a graph"
-        requests = [work.request for work in works]
+        if len(requests) > self._most:
+            return f"{len(requests)} requests, at most {self._most} run in a graph"
         changed = self._rows.fill(requests, self._decoder.rope.start)
         if why := self._compose(requests, changed):
             return why
         self._rows.upload_tables()
-        self._without = self._run_without_adapters(len(works))
-        if why := self._launch(len(works), self._routing is not None):
+        self._without = self._run_without_adapters(len(requests))
+        if why := self._launch(len(requests), self._routing is not None):
             return why
         self._launched = requests
         return ""
@@ -99,7 +95,7 @@ class DeviceStep:
         return self._routing
 
     def end(self) -> tuple[list[int], float, dict[str, float]]:
-        """Of the step that `begin` launched: a token for each of its works, -1 where logits are not finite; milliseconds of it all, and
+        """Of the step that `begin` launched: a token for each of its requests, -1 where logits are not finite; milliseconds of it all, and
         by GRAPH_OPS (see StepFinished)."""
         self._wait()
         requests = self._launched

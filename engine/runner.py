@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -18,6 +19,29 @@ from .protocol import STEP_OPS, Emit, StepFinished
 from .request import Request
 from .routing import Routing
 from .scheduler import Work
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What a step has brought, or a part of it."""
+
+    tokens: dict[Request, int]
+    adapters: frozenset[str]
+    max_rank: int
+    ms: float
+    ms_by_op: dict[str, float]
+
+    def beside(self, replies: _Done) -> _Done:
+        """Both, whose time is that of `replies`, which waited for this part too."""
+        busy = sum(ms for op, ms in replies.ms_by_op.items() if op != "gaps")
+        share = (replies.ms - busy) / self.ms
+        by_op = {op: ms * share for op, ms in self.ms_by_op.items()} | {"replies": busy}
+        rank = max(self.max_rank, replies.max_rank)
+        return _Done(self.tokens | replies.tokens, self.adapters | replies.adapters, rank, replies.ms, by_op)
+
+
+def _done(tokens: dict[Request, int], routing: Routing | None, ms: float, ms_by_op: dict[str, float]) -> _Done:
+    return _Done(tokens, frozenset(routing.columns) if routing else frozenset(), routing.max_rank if routing else 0, ms, ms_by_op)
 
 
 class Runner:
@@ -43,12 +67,29 @@ class Runner:
     def run(self, works: Sequence[Work], meanwhile: Callable[[], None]) -> tuple[list[tuple[Request, int]], StepFinished]:
         """One step. Returns every request that got a token with it (-1: its logits are not finite), and the step's times.
 
-        `meanwhile` is called once, beside the device's work where that can be.
+        Replies run by themselves where they can as a graph, so that their numbers do not depend on prompts beside them. `meanwhile` is
+        called once, beside the device's work where that can be.
         """
-        step, why = self._device_step, self._why_eager
-        if step is not None and not (why := step.begin(works)):
-            return self._run_on_device(works, step, meanwhile)
+        step = self._device_step
+        replies = [work for work in works if work.tokens == 1 and work.sampled] if step is not None else []
+        why = step.begin([work.request for work in replies]) if replies else ""
+        if not replies or why:
+            meanwhile()
+            done = self._run_eagerly(works)
+            path = why or self._why_eager or (_prompts(len(works)) if step is not None else "")
+            return self._finished(works, done, f"eager: {path}" if path else "")
         meanwhile()
+        prompts = [work for work in works if work.tokens != 1 or not work.sampled]
+        beside = self._run_eagerly(prompts) if prompts else None
+        for work in replies:  # known without their tokens
+            work.request.commit(1)
+        tokens, *times = step.end()
+        done = _done(dict(zip((work.request for work in replies), tokens, strict=True)), step.routing, *times)
+        if beside is None:
+            return self._finished(works, done, "graph")
+        return self._finished(works, beside.beside(done), f"graph and {_prompts(len(prompts))}")
+
+    def _run_eagerly(self, works: Sequence[Work]) -> _Done:
         self._timer.start()
         logits, lora = self._forward(works)
         sampled = [work.request for work in works if work.sampled]
@@ -56,27 +97,15 @@ class Runner:
         self._timer.lap("sampling")
         for work in works:
             work.request.commit(work.tokens)
-        finished = self._finished(works, lora.routing if lora else None, *self._timer.finish(), path=f"eager: {why}" if why else "")
-        return list(zip(sampled, tokens, strict=True)), finished
+        return _done(dict(zip(sampled, tokens, strict=True)), lora.routing if lora else None, *self._timer.finish())
 
-    def _run_on_device(
-        self, works: Sequence[Work], step: DeviceStep, meanwhile: Callable[[], None],
-    ) -> tuple[list[tuple[Request, int]], StepFinished]:
-        """The rest of a step that was launched; what can be known without its tokens is done before they are there."""
-        meanwhile()
-        for work in works:
-            work.request.commit(1)
-        tokens, ms, by_op = step.end()
-        finished = self._finished(works, step.routing, ms, by_op, path="graph")
-        return [(work.request, token) for work, token in zip(works, tokens, strict=True)], finished
-
-    def _finished(self, works: Sequence[Work], routing: Routing | None, ms: float, by_op: dict[str, float], path: str) -> StepFinished:
+    def _finished(self, works: Sequence[Work], done: _Done, path: str) -> tuple[list[tuple[Request, int]], StepFinished]:
         self._steps += 1
         decoding = sum(work.request.decoding and work.tokens == 1 for work in works)
-        return StepFinished(
+        drawn = [(work.request, done.tokens[work.request]) for work in works if work.request in done.tokens]
+        return drawn, StepFinished(
             step=self._steps, prefill_tokens=sum(work.tokens for work in works) - decoding, decode_tokens=decoding,
-            requests=len(works), adapters=len(routing.columns) if routing else 0, max_rank=routing.max_rank if routing else 0,
-            ms=ms, ms_by_op=by_op, path=path)
+            requests=len(works), adapters=len(done.adapters), max_rank=done.max_rank, ms=done.ms, ms_by_op=done.ms_by_op, path=path)
 
     def use_device_step(self, max_running: int, emit: Emit) -> None:
         """Run what can be by launches that wait for nothing, up to `max_running` requests; under graphs on a CUDA device."""
@@ -124,3 +153,7 @@ class Runner:
         assert request.table is not None  # the scheduler plans running requests only
         ids = request.ids[request.stored : request.stored + work.tokens]
         return Chunk(ids, request.stored, request.table, work.sampled, every, self.decoder.rope.start(len(request.ids)))
+
+
+def _prompts(count: int) -> str:
+    return "1 prompt" if count == 1 else f"{count} prompts"

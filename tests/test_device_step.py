@@ -111,8 +111,10 @@ def test_replies_of_many_mixes_are_those_of_the_plain_engine(make: Callable[...,
         bench.run()
     for number, prompt, mix, _ in asked:
         assert plain.same((*prompt, 48, *prompt[:2]), mix, plain.ids(number), on_device.ids(number)), mix
-    assert _paths(on_device).count("graph") > 20 and set(_paths(plain)) == {""}
-    assert all(path == "graph" or "prompt" in path or "at most 8 run in a graph" in path for path in _paths(on_device))
+    paths = _paths(on_device)
+    assert paths.count("graph") > 20 and "graph and 1 prompt" in paths and set(_paths(plain)) == {""}
+    assert all("graph" in path or path == "eager: 1 prompt" for path in paths)
+    assert all(sum(step.ms_by_op.values()) == pytest.approx(step.ms) for step in on_device.of(StepFinished))
 
 
 def test_why_a_step_was_not_one_of_these_is_said(

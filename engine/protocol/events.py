@@ -261,7 +261,8 @@ class GraphCaptured(Struct):
 
 
 class StepFinished(Struct):
-    """One forward. `ms_by_op` has the keys of STEP_OPS, or those of GRAPH_OPS when it ran as a graph; they sum to `ms`."""
+    """One step. `ms_by_op` sums to `ms`: it has the keys of GRAPH_OPS when all of it ran as a graph, else those of STEP_OPS, and "replies"
+    where these ran as a graph beside prompts."""
 
     step: int
     prefill_tokens: int
@@ -272,7 +273,7 @@ class StepFinished(Struct):
     ms: float
     ms_by_op: dict[str, float]
     path: str = ""
-    """"graph", or why it was none, where there are graphs: "eager: 3 prompts" """
+    """"graph", "graph and 2 prompts", or why there was none, where there are graphs: "eager: 3 prompts" """
 
 
 STEP_OPS = ("base matmul", "shrink", "expand", "attention", "sampling", "other")
