@@ -10,10 +10,12 @@ import torch
 from engine_bench import NAMES, PROMPT, Bench, random_ids
 from store_bench import BYTES, StoreBench
 
+from lora_bench.engine.base_file import open_base
+from lora_bench.engine.config import PAGE_SHARE, SLOT_PAGES, make_config
 from lora_bench.engine.fetches import Want
 from lora_bench.engine.models.facts import ModelFacts
 from lora_bench.engine.page_image import page_shapes
-from lora_bench.engine.protocol import AdapterUse, HostView, Mix, RequestQueued, SlotEvicted, SlotLoaded
+from lora_bench.engine.protocol import AdapterUse, HostView, LoadModel, Mix, RequestQueued, SlotEvicted, SlotLoaded
 from lora_bench.engine.slot_pool import MixTooLarge
 
 Folder = Callable[..., Path]
@@ -98,6 +100,25 @@ def test_requests_finish_on_the_pages_of_what_was_reloaded(make: Callable[..., B
     bench.run()
     assert bench.same(PROMPT.ids, (AdapterUse("one"),), bench.ids(1), alone) or bench.ids(1) == alone
     assert bench.engine.snapshot().pages[0].used == 2, "what was reloaded left with its request"
+
+
+def test_a_device_has_as_many_pages_as_slots_use_and_memory_lets_it(tiny_gguf: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = open_base(tiny_gguf())
+    one = 2 * sum(shape.numbers for shape in page_shapes(base.facts).values())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+    found = {}
+    for free in (1 << 30, 300_000, 70_000):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 1 << 31))
+        config = make_config(LoadModel(str(base.path), "cuda", "bf16", slots=3), base, lambda: None)
+        assert config.pages * one <= PAGE_SHARE * free
+        found[config.pages] = [note for note in config.notes if "rank rows" in note]
+    ample, some, none = found
+    assert ample == 3 * SLOT_PAGES and not found[ample]
+    assert 0 < some < ample and f"there are {some} pages of 16 rank rows for adapters instead of {ample}: no more fit" in found[some][0]
+    assert none == 0 and f"held whole and steps that use them run without graphs: a page of rank rows takes {one:,} bytes" in found[none][0]
+    assert make_config(LoadModel(str(base.path), "cpu"), base, lambda: None).pages == 0
 
 
 # -- in RAM --------------------------------------------------------------------------------------
