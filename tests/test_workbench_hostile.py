@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import unicodedata
 
+import msgspec
 import pytest
 from bench_pilot import bench_app, running, say, screen_text, settled
 from fake_engine import adapter, model, stats, step
@@ -41,9 +42,11 @@ def everything(evil: str, name: str) -> list[p.Event]:
         p.RequestStarted(1, 3, (p.Activation(name, False, -1, 2, evil), found), cache),
         p.TextDelta(1, evil, 1), p.MixSet(mix, {1: 1}, {}, {1: 2}), p.InvocationFired(1, found, 1),
         p.TextDelta(1, f"`{evil}`\n# {evil}\n| {evil} | b |\n|---|---|\n| {evil} | c |\n", 2),
-        p.RequestFinished(1, "stop", stats()), step(1), p.CommandFailed(evil), p.EngineFailed(evil, fatal=False),
+        p.RequestFinished(1, "stop", stats()), msgspec.structs.replace(step(1), path=evil),
+        p.CommandFailed(evil), p.EngineFailed(evil, fatal=False),
         p.RequestPreempted(1, evil, 3), p.CacheCleared(2, evil), p.KvEvicted(1, 1, 2.0), p.Tokenized(1, (1,), (evil,), False, -1, evil),
-        p.EngineSnapshot(facts, (view,), (p.SlotView(0, name, 8, 9, True, 1),), p.HostView(1, 2, (name,)), kv, mix),
+        p.EngineSnapshot(facts, (view,), (p.SlotView(0, name, 8, 9, True, 1),), (p.PagesView(name, 1, 4, 9),), p.HostView(1, 2, (name,)),
+                         kv, mix),
     ]
 
 

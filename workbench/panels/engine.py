@@ -80,7 +80,7 @@ class SlotsPanel(Panel):
 
 def _pages(kinds: Sequence[PagesView]) -> str:
     """How many pages of rank rows are taken, by kind of linear."""
-    used = " · ".join(f"{view.kind.removesuffix('_proj').removeprefix('lm_')} {view.used}" for view in kinds)
+    used = " · ".join(f"{clean_line(view.kind, 12).removesuffix('_proj').removeprefix('lm_')} {view.used}" for view in kinds)
     whole = size_text(sum(view.total * view.bytes for view in kinds))
     return f"pages (p) {used} of {kinds[0].total} each · {whole} in all"
 
