@@ -91,13 +91,18 @@ def _launch(
     group, width = heads.heads // heads.kv_heads, head_width(heads.size)
     tile, least, warps, stages = _shape(width, qkv.dtype)
     times, index = stamp if stamp is not None else (None, 0)
-    decode_attention_kernel[(qkv.shape[0], heads.kv_heads, work.splits)](
+    decode_attention_kernel[(qkv.shape[0], heads.kv_heads, _programs(qkv.shape[0], heads.kv_heads, work.splits))](
         qkv, cache, out, rows.positions, rows.rope_rows, rows.tables, heads.cos, heads.sin, heads.q_norm, heads.k_norm, work.parts,
         work.sums, work.arrived, times, index, cache.shape[2], rows.tables.shape[1], heads.window, heads.scale, heads.softcap, heads.eps,
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, SIZE=heads.size, WIDTH=width, BLOCK=cache.shape[3],
         ROTARY=0 if heads.cos is None else heads.cos.shape[1], NORMED=heads.q_norm is not None, SOFTCAP=heads.softcap != 0,
-        WINDOWED=heads.window != 0, STAMPED=stamp is not None, QUERIES=max(16, power_of_two(group)), GROUP_ROWS=power_of_two(group),
-        SPLITS=work.splits, LEAST=least, TILE=tile, STAGES=stages, num_warps=warps)
+        WINDOWED=heads.window != 0, STAMPED=stamp is not None, QUERIES=max(16, power_of_two(group + 1)), GROUP_ROWS=power_of_two(group),
+        SPLITS=work.splits, LEAST=least, TILE=tile, STAGES=stages, JOINED=_joined(group, width), num_warps=warps)
+
+
+def _programs(rows: int, kv_heads: int, splits: int) -> int:
+    """How many programs share the stretches of a row's head."""
+    return splits
 
 
 def _shape(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
@@ -105,6 +110,11 @@ def _shape(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     if dtype == torch.float32:
         return (32, 64, 8, 2) if width <= 128 else (16, 64, 4, 2)
     return (64, 64, 4, 3) if width <= 128 else (32, 64, 4, 3)
+
+
+def _joined(group: int, width: int) -> int:
+    """Parts of a row read at once, as many as registers hold."""
+    return max(1, min(32, 8192 // (power_of_two(group) * width)))
 
 
 def head_width(size: int) -> int:

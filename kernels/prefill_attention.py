@@ -7,7 +7,7 @@ follows from the request's own rows and tokens: what runs beside it changes no b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,35 +25,14 @@ LEAST_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What a program does for a head of the cache: some rows of a request against some of its tokens."""
-
-    row: int
-    """its first row in the step"""
-    rows: int
-    position: int
-    """of its first row"""
-    table: int
-    """the request's row of the block tables"""
-    first: int
-    """the first token looked at, a multiple of the tokens taken at once"""
-    end: int
-    """behind the last one"""
-    split: int
-    """which stretch of the tile's tokens this is, and of how many"""
-    splits: int
-    part: int
-    """products' rows that lie before those of its tile in the scratch"""
-    counter: int
-    """the tile's place among those parted"""
-
-
-@dataclass(frozen=True, slots=True)
 class Pieces:
     """What the rows of a step look at in layers of one window: on the device, made once a step."""
 
     pieces: Tensor
-    """[pieces, 10] int32: the fields of each Piece, those that take longest first"""
+    """[pieces, 10] int32, what each program does for a head of the cache, those that take longest first: some rows of a request (first row
+    in the step, rows, position of the first, the request's row of the tables) against some of its tokens (first, end), which are one
+    stretch of all that the rows see (which, of how many) and are put into the scratch (product rows before the tile's, the tile's counter)
+    """
     tables: Tensor
     """[requests, blocks] int32"""
     window: int
@@ -72,65 +51,64 @@ def takes_pieces(caches: Tensor) -> bool:
 
 def cut_pieces(spans: Sequence[Span], caches: Tensor, heads: int, window: int = 0) -> Pieces:
     """The pieces of `spans` for `heads` query heads, in layers whose rows see the last `window` tokens only (0: all)."""
-    _, _, kv_heads, _, block, size = caches.shape
+    kv_heads, size = caches.shape[2], caches.shape[5]
     group = heads // kv_heads
     queries, tile, _, _ = _shape(size, group, caches.dtype)
-    pieces, parted, part = [], 0, 0
-    for number, span in enumerate(spans):
-        for cut in _cut(span, number, queries // group, tile, kv_heads, window):
-            if cut[0].splits > 1:
-                cut = [_placed(piece, part, parted) for piece in cut]
-                part += len(cut) * cut[0].rows * group
-                parted += 1
-            pieces += cut
-    pieces.sort(key=lambda piece: piece.first - piece.end)
-    tables = _tables(spans, block)
-    packed = np.concatenate((tables.ravel(), np.array([astuple(piece) for piece in pieces], np.int32).ravel()))
-    on_device = _uploaded(packed, caches.device)
+    tiles, stretch = _tiles(spans, queries // group, tile, kv_heads, window)
+    row, rows, position, table, first, end = tiles
+    splits = -(-(end - first) // stretch)
+    parted = splits > 1
+    scratch_rows = np.where(parted, splits * rows * group, 0)
+    number, split = _counted(splits)
+    begins = first[number] + split * stretch[number]
+    pieces = np.stack((row[number], rows[number], position[number], table[number], begins,
+                       np.minimum(begins + stretch[number], end[number]), split, splits[number],
+                       (np.cumsum(scratch_rows) - scratch_rows)[number], (np.cumsum(parted) - parted)[number]), 1)
+    pieces = pieces[np.argsort(pieces[:, 4] - pieces[:, 5], kind="stable")]
+    tables = _tables(spans)
+    on_device = _uploaded(np.concatenate((tables.ravel(), pieces.ravel())), caches.device)
     scratch = {"dtype": torch.float32, "device": caches.device}
     return Pieces(
         on_device[tables.size :].view(-1, 10), on_device[: tables.size].view(tables.shape), window,
-        torch.empty(part, kv_heads, head_width(size), **scratch), torch.empty(part, kv_heads, 2, **scratch),
-        torch.zeros(parted, kv_heads, dtype=torch.int32, device=caches.device))
+        torch.empty(int(scratch_rows.sum()), kv_heads, head_width(size), **scratch),
+        torch.empty(int(scratch_rows.sum()), kv_heads, 2, **scratch),
+        torch.zeros(int(parted.sum()), kv_heads, dtype=torch.int32, device=caches.device))
 
 
-def _cut(span: Span, number: int, most_rows: int, tile: int, kv_heads: int, window: int) -> list[list[Piece]]:
-    """The tiles of a span, each as its stretches."""
-    start = span.length - span.rows
-    tiles = -(-span.rows // most_rows)
-    seen = span.length - (max(0, start + 1 - window) if window else 0)
-    stretch = max(LEAST_TOKENS, -(-seen // max(1, FILLED // (tiles * kv_heads))))
+def _tiles(spans: Sequence[Span], most_rows: int, tile: int, kv_heads: int, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """[6, tiles] row, rows, position, table, first and end of what they see; [tiles] tokens of a stretch."""
+    start, rows, length = np.array([(span.start, span.rows, span.length) for span in spans]).T
+    tiles = -(-rows // most_rows)
+    seen = length - np.maximum(0, length - rows + 1 - window) if window else length
+    stretch = np.maximum(LEAST_TOKENS, -(-seen // np.maximum(1, FILLED // (tiles * kv_heads))))
     stretch = -(-stretch // tile) * tile
-    cuts = []
-    for offset in range(0, span.rows, most_rows):
-        position, rows = start + offset, min(most_rows, span.rows - offset)
-        first = max(0, position + 1 - window) // tile * tile if window else 0
-        begins = range(first, position + rows, stretch)
-        cuts.append([Piece(span.start + offset, rows, position, number, begin, min(begin + stretch, position + rows), split, len(begins),
-                           0, 0) for split, begin in enumerate(begins)])
-    return cuts
+    table, index = _counted(tiles)
+    offset = index * most_rows
+    position, taken = (length - rows)[table] + offset, np.minimum(most_rows, rows[table] - offset)
+    first = np.maximum(0, position + 1 - window) // tile * tile if window else np.zeros_like(position)
+    return np.stack((start[table] + offset, taken, position, table, first, position + taken)), stretch[table]
 
 
-def _placed(piece: Piece, part: int, counter: int) -> Piece:
-    return Piece(*astuple(piece)[:-2], part, counter)
-
-
-def _uploaded(packed: np.ndarray, device: torch.device) -> Tensor:
-    """`packed` on the device, behind what it does now; nothing waits for that."""
-    host = torch.from_numpy(packed)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
-
-
-def _tables(spans: Sequence[Span], block: int) -> np.ndarray:
+def _tables(spans: Sequence[Span]) -> np.ndarray:
     """A multiple of four wide, so that what lies behind them begins at a multiple of 16 bytes: kernels are compiled for that."""
-    blocks = max(-(-span.length // block) for span in spans)
-    tables = np.zeros((len(spans), -(-blocks // 4) * 4), np.int32)
-    for row, span in zip(tables, spans, strict=True):
-        place = 0
-        for first, count in span.runs:
-            row[place : place + count] = np.arange(first, first + count)[: len(row) - place]
-            place += count
+    first, count = np.array([run for span in spans for run in span.runs]).T
+    blocks = np.array([sum(count for _, count in span.runs) for span in spans])
+    tables = np.zeros((len(spans), -(-blocks.max() // 4) * 4), np.int64)
+    run, place = _counted(count)
+    tables[_counted(blocks)] = first[run] + place
     return tables
+
+
+def _counted(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[sum] each index as often as its count says, and which of them it is."""
+    of = np.repeat(np.arange(len(counts)), counts)
+    return of, np.arange(len(of)) - (np.cumsum(counts) - counts)[of]
+
+
+def _uploaded(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """[numbers] int32 on the device; the host does not wait for the copy."""
+    host = torch.from_numpy(numbers.astype(np.int32))
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 def prefill_attention(q: Tensor, cache: Tensor, pieces: Pieces, scores: Scores) -> Tensor:

@@ -12,7 +12,7 @@ def prefill_attention_kernel(
 ):
     """The query heads that share keys stand under each other: QUERIES rows of the products are (row, head), the heads of a row together.
 
-    pieces [pieces, 10] int32, see `Piece`. Keys are taken TILE at once, from multiples of TILE on, so what is added to what follows from
+    pieces [pieces, 10] int32, see `Pieces`. Keys are taken TILE at once, from multiples of TILE on, so what is added to what follows from
     a row's position and its request's stretches alone.
     """
     LOG2_E: tl.constexpr = 1.4426950408889634
