@@ -224,8 +224,9 @@ class AdapterStore:
             self._users.check_stays({None: wanted})
             self._fetches.give_slots(wanted, {}, because)
 
-    def exchange(self, held: Mapping[int, Sequence[str]], expected: Mapping[int, Sequence[str]], because: str) -> None:
-        """`acquire` for the users of `held` (names by user) and `expect` for those of `expected`, or nothing of it. Raises as they do."""
+    def exchange(self, held: Mapping[int, Sequence[str]], expected: Mapping[int, Sequence[str]], because: str) -> list[str]:
+        """`acquire` for the users of `held` (names by user) and `expect` for those of `expected`, or nothing of it. Raises as they do.
+        Returns those of `held` whose pages are still being filled: a step that uses them waits for that, with all that are in it."""
         with self._lock:
             self._users.check_stays({**held, **expected})
             if held:
@@ -234,6 +235,7 @@ class AdapterStore:
             for user, names in expected.items():
                 self._users.expect(user, names)
             self._finish_unloads()
+            return self._tiers.arriving(chain(*held.values()))
 
     def wait_again(self, user: int) -> None:
         """The request `user` waits and holds nothing any more; it will need what it held."""

@@ -14,6 +14,8 @@ from .request import Request
 from .scheduler import LOOKED_AT, GroupRefused
 from .slot_pool import MixTooLarge, SlotsBusy
 
+ON_THE_WAY = "on the way to a slot"
+
 
 class GroupSlots:
     """`Slots` of a scheduler over the adapters of one base."""
@@ -30,7 +32,7 @@ class GroupSlots:
                 self._forget_former(request, f"{', '.join(dict.fromkeys(gone))} of its former mix is not loaded any more")
         former = any(len(request.history.parts) > 1 for request in group.requests)
         try:
-            return self._acquire(group)
+            return self._acquire(group, alone)
         except SlotsBusy as busy:
             if not (former and alone):
                 return str(busy)
@@ -67,7 +69,7 @@ class GroupSlots:
         return _are(self._store.on_disk(_names(group)), "being read from disk")
 
     def lacking(self, group: Group) -> str:
-        return self.reading(group) or _are(self._store.lacking(_names(group)), "on the way to a slot")
+        return self.reading(group) or _are(self._store.lacking(_names(group)), ON_THE_WAY)
 
     def wanted(self, queue: Iterable[Group]) -> Iterator[Want]:
         """What those that wait will need, in their order."""
@@ -75,14 +77,17 @@ class GroupSlots:
             who = requests_text(request.id for request in group.requests)
             yield Want(_names(group), f"{who}, which {'waits' if len(group.requests) == 1 else 'wait'}")
 
-    def _acquire(self, group: Group) -> str:
+    def _acquire(self, group: Group, alone: bool) -> str:
         because = requests_text(request.id for request in group.requests)
         try:
-            self._store.exchange({request.id: request.history.names for request in group.requests}, {}, because)
+            arriving = self._store.exchange({request.id: request.history.names for request in group.requests}, {}, because)
         except MixTooLarge as error:
             raise MixTooLarge(f"{because} run together: {error}" if len(group.requests) > 1 else str(error)) from error
         for request in group.requests:
             request.holds_former = len(request.history.parts) > 1
+        if arriving and not alone:  # those that run do not wait for it
+            self.give_back(group)
+            return _are(arriving, ON_THE_WAY)
         return ""
 
     def _forget_former(self, request: Request, why: str) -> None:

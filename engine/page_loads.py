@@ -39,9 +39,10 @@ class PageLoads:
 
     def wait(self, load: PageLoad) -> None:
         """What is launched on the current stream from now on finds the copies there."""
-        if load.done is None:
-            return
-        if load.done.query():
-            load.done = None
-        else:
+        if not self.over(load):
             torch.cuda.current_stream(self._device).wait_event(load.done)
+
+    def over(self, load: PageLoad) -> bool:
+        if load.done is not None and load.done.query():
+            load.done = None
+        return load.done is None

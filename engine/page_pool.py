@@ -72,6 +72,10 @@ class PagePool:
         """Steps launched from now on read what `pages` were filled with."""
         self._loads.wait(pages.load)
 
+    def filled(self, pages: AdapterPages) -> bool:
+        """Whether what they were filled with is there already."""
+        return self._loads.over(pages.load)
+
     def views(self) -> tuple[PagesView, ...]:
         return tuple(PagesView(kind, self.count - free, self.count, self.image_bytes({kind: 1})) for kind, free in self.free.items())
 

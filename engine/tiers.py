@@ -144,6 +144,10 @@ class Tiers:
         slot = self.pool.get(name)
         return ("slot", slot.index) if slot is not None else ("host" if name in self.host else "disk", -1)
 
+    def arriving(self, names: Iterable[str]) -> list[str]:
+        """Those of `names`, all in slots, whose pages are still being filled."""
+        return [name for name in dict.fromkeys(names) if (pages := self.pool.get(name).content.pages) and not self._pages.filled(pages)]
+
     def routing(self, names: Sequence[str]) -> Routing | None:
         """The composition of adapters that are in slots, in this order; None without any."""
         slots = [slot for name in names if (slot := self.pool.get(name)) is not None]

@@ -15,7 +15,8 @@ from lora_bench.engine.config import PAGE_SHARE, SLOT_PAGES, make_config
 from lora_bench.engine.fetches import Want
 from lora_bench.engine.models.facts import ModelFacts
 from lora_bench.engine.page_image import page_shapes
-from lora_bench.engine.protocol import AdapterUse, HostView, LoadModel, Mix, RequestQueued, SlotEvicted, SlotLoaded
+from lora_bench.engine.page_loads import PageLoad, PageLoads
+from lora_bench.engine.protocol import AdapterUse, HostView, LoadModel, Mix, RequestQueued, SlotEvicted, SlotLoaded, StepFinished
 from lora_bench.engine.slot_pool import MixTooLarge
 
 Folder = Callable[..., Path]
@@ -159,3 +160,36 @@ def test_nothing_is_in_pages_where_there_are_none(tiny_facts: ModelFacts, adapte
     bench.store.acquire(["a"], 1, "request 1")
     assert bench.store.page_views() == () and bench.store.page_pools == {} and bench.store.slot_views()[0].pages == 0
     assert bench.store.host_view() == HostView(BYTES, 10 * BYTES, ("a",))
+
+
+class _Copying:
+    """A load that is over after it was asked for so many times."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def query(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_those_that_run_go_on_until_the_pages_of_another_are_filled(make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make(pages=4)
+    monkeypatch.setattr(PageLoads, "wait", lambda self, load: None)
+    copy, slow = PageLoads.copy, [0]
+    monkeypatch.setattr(PageLoads, "copy", lambda self, pairs: copy(self, pairs) and PageLoad(_Copying(slow[0])))
+    bench.submit(1, mix=(AdapterUse("one"),))
+    bench.run(3)
+    slow[0] = 2
+    bench.submit(2, mix=(AdapterUse("two"),))
+    bench.run(2)
+    assert [event.because for event in bench.of(RequestQueued)] == ["adapter two is on the way to a slot"]
+    assert not bench.started(2) and bench.engine.snapshot().slots[1].adapter == "two"
+    assert [step.decode_tokens for step in bench.of(StepFinished)][-2:] == [1, 1]
+    bench.run(2)
+    assert bench.started(2)
+    slow[0] = 1000
+    bench.run()
+    bench.submit(3, mix=(AdapterUse("three"),))
+    bench.run()
+    assert bench.finished(3).ids and bench.finished(2).ids, "nobody is there to go on meanwhile"
