@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels.greedy import GreedyWork, greedy
 from ..kernels.packed import PackedWeight
 from ..kernels.sampling import sample
 from ..kernels.stamps import Stamps
@@ -57,6 +58,7 @@ class DeviceStep:
         """the tokens, then the stamps"""
         self._host_results = torch.zeros_like(self._results, device="cpu", pin_memory=pinned)
         self._stamps = Stamps(self._results[most:])
+        self._greedy = GreedyWork(most, device)
         self._forward = DecodeForward(decoder, caches, most, self._stamps)
         self._graphs = DecodeGraphs(device, emit)
         self._done = torch.cuda.Event() if pinned else None
@@ -186,8 +188,7 @@ class DeviceStep:
         self._rows.upload(rows)
         logits = self._forward(step)
         self._stamps.mark("sampling")
-        finite = torch.isfinite(logits).all(-1)
-        self._results[:rows] = torch.where(finite, logits.argmax(-1), -1)
+        greedy(logits, self._results[:rows], self._greedy)
         self._stamps.mark("end")
         self._host_results.copy_(self._results, non_blocking=True)
 
