@@ -8,7 +8,7 @@ share the inputs of a tile put their sums down; the last to arrive adds them in 
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from .decode_linear_triton import gated, inverse_rms, rank_ready, rank_tasks
 from .triton_compat import tl, triton
-from .unpack_codes import codes, field_addresses, half, scaled_byte, signed_bytes
+from .unpack_codes import codes, field_addresses, half, signed_bytes, small_number
 
 
 @triton.jit
@@ -41,8 +41,8 @@ def _inputs(x, k, t, rows, x_row, K: tl.constexpr):
 
 @triton.jit
 def _block_product(
-    acc, x, addresses, block, own, t, rows, x_row, upper, K: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
-    MINIMA: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, ASSEMBLY: tl.constexpr,
+    acc, x, addresses, block, own, t, rows, x_row, K: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
+    MINIMA: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
     """Semantics: acc[n, t] + sum over super-block `block` of W[own[n], k] x[t, k]. KIND: 0 scales "half", 1 "six", 2 "eight"."""
     TYPE: tl.constexpr = x.dtype.element_ty
@@ -55,12 +55,8 @@ def _block_product(
     tile = (own // 32) * ((K + 255) // 256 * 32) + block * 32 + own % 32
     negative = tl.full((BN, GROUP), -(BASE + ZERO), TYPE)
     scale, minimum, top = _scale_words(scales, minima, supers, block, own, PADDED, 2 if KIND == 1 else 4, MINIMA, KIND > 0)
-    if KIND > 0:
-        d = half(top, 0)
-        shift = d * (-32768.0 - 128.0 * (KIND == 2))
-        if MINIMA:
-            m = half(top, 1) * (1.0 / BASE)
-            m_shift = m * -32768.0
+    sums = tl.zeros((BN, BT), tl.float32)
+    least = tl.zeros((BN, BT), tl.float32)
     for part in tl.static_range(256 // (PIECES * GROUP)):
         words = tl.load(data + tile[:, None] * WORDS + (part * GROUP + j)[None, :])
         if BITS == 8:
@@ -74,17 +70,25 @@ def _block_product(
             if KIND == 0:
                 s = half(scale[(part * PIECES + p) // 2], p % 2)
             else:
-                s = scaled_byte(scale[(part * PIECES + p) // 4], p % 4, d, shift, upper, ASSEMBLY, 128 if KIND == 2 else 0)
+                s = small_number(scale[(part * PIECES + p) // 4], p % 4, KIND == 2)
             if BITS == 8:
-                acc += tl.dot(values[p], xs) * s[:, None]
+                sums += tl.dot(values[p], xs) * s[:, None]
             else:
                 off = tl.dot(negative, xs)
-                acc += tl.dot(values[p], xs, off) * s[:, None]
+                sums += tl.dot(values[p], xs, off) * s[:, None]
                 if MINIMA:
                     if KIND == 0:
-                        acc += off * (half(minimum[(part * PIECES + p) // 2], p % 2) * (-1.0 / BASE))[:, None]
+                        least += off * half(minimum[(part * PIECES + p) // 2], p % 2)[:, None]
                     else:
-                        acc += off * scaled_byte(minimum[(part * PIECES + p) // 4], p % 4, m, m_shift, upper, ASSEMBLY, 0)[:, None]
+                        least += off * small_number(minimum[(part * PIECES + p) // 4], p % 4, False)[:, None]
+    if KIND == 0:
+        acc += sums
+        if MINIMA:
+            acc += least * (-1.0 / BASE)
+    else:
+        acc += sums * half(top, 0)[:, None]
+        if MINIMA:
+            acc += least * (half(top, 1) * (1.0 / BASE))[:, None]
     return acc
 
 
@@ -128,9 +132,8 @@ def _product(
     inverse = tl.zeros((BT,), tl.float32) + 1
     addresses = field_addresses(data, PADDED, K, BITS, KIND, MINIMA)
     own = first + tl.arange(0, BN)
-    upper = 0x47000000 | rows >> 16  # not a constant, for all the compiler knows
     for block in tl.range(begin, end, num_stages=STAGES):
-        acc = _block_product(acc, x, addresses, block, own, t, rows, x_row, upper, K, PADDED, BITS, KIND, MINIMA, ZERO, BN, ASSEMBLY)
+        acc = _block_product(acc, x, addresses, block, own, t, rows, x_row, K, PADDED, BITS, KIND, MINIMA, ZERO, BN, BT, ASSEMBLY)
         if parts is not None or b is not None:
             if block == meet:
                 if parts is not None:

@@ -33,7 +33,7 @@ class CodeOrder:
     bits: int
     group: int
     scales: Literal["half", "six", "eight"]
-    """fp16 each; 6 bits unsigned times an fp16 of the super-block; 8 bits signed (kept as + 128) times the same"""
+    """fp16 each; 6 bits unsigned times an fp16 of the super-block; 8 bits signed times the same"""
     minima: bool
     """of the same kind as the scales; those of "six" are subtracted"""
     zero: int = 0
@@ -161,7 +161,7 @@ def _read(data: Tensor, type_name: str) -> tuple[Tensor, Tensor, Tensor | None, 
     minima = supers_of = None
     if type_name == "Q6_K":
         q = unpack(blocks[:, :128], 4, 64).reshape(-1, 256) | unpack(blocks[:, 128:192], 2, 32).reshape(-1, 256) << 4
-        scales, supers_of = words(blocks[:, 192:208] ^ 128), words(torch.nn.functional.pad(blocks[:, 208:], (0, 2)))
+        scales, supers_of = words(blocks[:, 192:208]), words(torch.nn.functional.pad(blocks[:, 208:], (0, 2)))
     elif order.scales == "six":
         scale, minimum = six_bit_pairs(blocks[:, 4:16])
         scales, minima, supers_of = words(scale.byte()), words(minimum.byte()), words(blocks[:, :4])
@@ -206,9 +206,9 @@ def _scales(words: Tensor, supers: Tensor, order: CodeOrder, index: int) -> Tens
     """int32 [n, supers, words] -> fp32 [n, supers, numbers]: scales (index 0) or minima (1)."""
     if order.scales == "half":
         return words.view(torch.float16).float()
-    numbers = words.view(torch.uint8).float()
+    numbers = words.view(torch.int8 if order.scales == "eight" else torch.uint8).float()
     halves = supers.view(torch.float16).float().view(*supers.shape, 2)
-    return (numbers - 128 if order.scales == "eight" else numbers) * halves[..., index : index + 1]
+    return numbers * halves[..., index : index + 1]
 
 
 def _dense(part: Tensor) -> Tensor:

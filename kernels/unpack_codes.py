@@ -34,8 +34,6 @@ _BYTES_BF16 = constant("{ .reg .b32 a, s; " + " ".join(
 _BYTES_FP16 = constant("{ .reg .b32 a, z; mov.b32 z, 0x64806480; " + " ".join(
     f"prmt.b32 a, $4, $5, {index * 0x1111 + 0x4400:#x}; xor.b32 a, a, 0x800080; lop3.b32 ${index}, a, 0xff00ff, 0x64006400, 0xea; "
     f"sub.rn.f16x2 ${index}, ${index}, z;" for index in range(4)) + " }")
-_SCALE = [constant(f"{{ .reg .b32 t; prmt.b32 t, $1, $4, {0x7404 + 16 * index:#x}; fma.rn.f32 $0, t, $2, $3; }}") for index in range(4)]
-_SCALE_0, _SCALE_1, _SCALE_2, _SCALE_3 = _SCALE
 
 
 @triton.jit
@@ -104,16 +102,9 @@ def signed_bytes(words, TYPE: tl.constexpr, ASSEMBLY: tl.constexpr):
 
 
 @triton.jit
-def scaled_byte(words, P: tl.constexpr, scale, shift, top, ASSEMBLY: tl.constexpr, ZERO: tl.constexpr):
-    """(byte P of the words - ZERO) * scale in fp32, exactly; `shift` = -(2^15 + ZERO) * scale.
-
-    `top`: the bits of 2^15 in fp32, in a register: an instruction takes one constant only."""
-    if ASSEMBLY:
-        return tl.inline_asm_elementwise(
-            _SCALE_0 if P == 0 else _SCALE_1 if P == 1 else _SCALE_2 if P == 2 else _SCALE_3, "=f,r,f,f,r", [words, scale, shift, top],
-            dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        return (((words >> (8 * P)) & 255) - ZERO).to(tl.float32) * scale
+def small_number(words, P: tl.constexpr, SIGNED: tl.constexpr):
+    """Byte P of the words in fp32."""
+    return ((words << (24 - 8 * P)) >> 24 if SIGNED else (words >> (8 * P)) & 255).to(tl.float32)
 
 
 @triton.jit

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from .repack import RepackedRows
 from .triton_compat import runs_triton, tl, triton
-from .unpack_codes import code, field_addresses, half
+from .unpack_codes import code, field_addresses, half, small_number
 
 KINDS = {"half": 0, "six": 1, "eight": 2}
 """numbers for the kernels: how scales are kept"""
@@ -56,8 +56,8 @@ def _unpack_rows(
                 s = half(scale, p % 2)
                 m = half(minimum, p % 2) if MINIMA else 0.0
             else:
-                s = half(top, 0) * (((scale >> (8 * (p % 4))) & 255) - 128 * (KIND == 2)).to(tl.float32)
-                m = -half(top, 1) * ((minimum >> (8 * (p % 4))) & 255).to(tl.float32) if MINIMA else 0.0
+                s = half(top, 0) * small_number(scale, p % 4, KIND == 2)
+                m = -half(top, 1) * small_number(minimum, p % 4, False) if MINIMA else 0.0
             if BITS == 8:
                 q = (words << (24 - 8 * p)) >> 24
             else:
