@@ -1,0 +1,186 @@
+"""The low-rank part of linears over pages of rank rows, for steps of any number of rows: prompts, and more requests than a graph takes.
+
+The rows of a step are cut into tiles. Which pages act on a tile is found on the host from the weights, once a step: rows without adapters,
+requests of different adapters, several on one row, and an aLoRA that begins within a prompt cost what acts on their tiles and no more.
+The shrink reads the same input as the base's product, so that both can run side by side.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .lora_tiles_triton import expand_kernel, shrink_kernel
+from .rank_pages import PAGE_ROWS, RankPool
+from .triton_compat import runs_triton
+
+FEW_ROWS = 16
+"""a step of so few is one tile"""
+TILE_ROWS = 64
+UNITS = 4
+"""pages by slices that a program shrinks to at once"""
+DEPTH = 64
+"""inputs of a step of its loop"""
+COLUMNS = 128
+"""outputs that a program expands to"""
+PROGRAMS = 264
+"""of a shrink: the inputs are parted until there are so many, or a part is short"""
+LEAST_DEPTH = 256
+SIDE_ROWS = 256
+"""fewer rows shrink sooner than a stream beside is told to"""
+
+
+@dataclass(frozen=True, slots=True)
+class TileList:
+    """Which pages of linears of one kind act on each tile: those of one list of pages, in its order."""
+
+    counts: Tensor
+    """[tiles] int32: how many of a row of `pages` and `columns` hold"""
+    pages: Tensor
+    """[tiles, most] int32"""
+    columns: Tensor
+    """[tiles, most] int32: the adapter of each, as a column of the weights"""
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiles:
+    """What acts on which rows of a step; on the device, made once a step."""
+
+    weights: Tensor
+    """[rows, adapters] fp32"""
+    touched: Tensor
+    """[rows] int32, 0 for rows on which nothing acts"""
+    lists: tuple[TileList, ...]
+    rows: int
+    """of a tile"""
+    arrivals: Tensor
+    """int32, zero between launches"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """H [rows, units * 16] of a linear: units page by page of a row's tile, in each slice by slice. It is there behind `done`."""
+
+    h: Tensor
+    partials: Tensor | None = None
+    """kept until then"""
+    done: torch.cuda.Event | None = None
+
+
+class SideStream:
+    """A stream beside the one in use, for shrinks that run while the base's product does."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
+        self.forked, self.joined = torch.cuda.Event(), torch.cuda.Event()
+
+
+def cut_tiles(weights: np.ndarray, lists: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device) -> RowTiles:
+    """The tiles of a step. weights [rows, adapters] fp32, 0 where an adapter does not act; lists: (pages, the column of each)."""
+    rows, adapters = weights.shape
+    size = FEW_ROWS if rows <= FEW_ROWS else TILE_ROWS
+    starts = np.arange(0, rows, size)
+    acting = weights != 0
+    by_tile = np.logical_or.reduceat(acting, starts, 0)
+    parts = [np.ascontiguousarray(weights).view(np.int32).ravel(), acting.any(1).astype(np.int32)]
+    for pages, columns in lists:
+        acts = by_tile[:, list(columns)]
+        counts = acts.sum(1)
+        order = np.argsort(~acts, 1, kind="stable")[:, : counts.max(initial=0)]
+        parts += [counts, np.array(pages, np.int32)[order].ravel(), np.array(columns, np.int32)[order].ravel()]
+    ends = np.cumsum([len(part) for part in parts])
+    host = torch.from_numpy(np.concatenate([part.astype(np.int32, copy=False) for part in parts]))
+    numbers = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    pieces = [numbers[end - len(part) : end] for part, end in zip(parts, ends.tolist(), strict=True)]
+    tiles = len(starts)
+    cut = tuple(TileList(pieces[at], pieces[at + 1].view(tiles, -1), pieces[at + 2].view(tiles, -1)) for at in range(2, len(pieces), 3))
+    groups = max((one.pages.shape[1] for one in cut), default=0)
+    return RowTiles(pieces[0].view(torch.float32).view(rows, adapters), pieces[1], cut, size,
+                    torch.zeros(tiles * max(groups, 1), dtype=torch.int32, device=device))
+
+
+def lora_shrink_tiles(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, number: int, side: SideStream | None = None) -> Shrunk:
+    """Semantics: h[t, i, s, r] = w[t, column(i)] * sum_d x[t, d] a[page(i), s, r, d], i over the pages that act on the tile of row t.
+
+    x [rows, d_in] in the dtype of `pool`; `number`: of the tiles' list for this linear. Weighed in fp32, stored in x's dtype. With `side`
+    it is computed there, and nothing that comes behind on this stream waits for it until `lora_expand_tiles_`.
+    """
+    one = tiles.lists[number]
+    h = x.new_empty(x.shape[0], one.pages.shape[1] * pool.slices * PAGE_ROWS)
+    if not h.shape[1]:
+        return Shrunk(h)
+    if not runs_triton(x):
+        _shrink_reference(x, pool, layer, tiles, one, h)
+        return Shrunk(h)
+    units = one.pages.shape[1] * pool.slices
+    groups, cuts, d_in = -(-units // UNITS), len(one.counts), x.shape[1]
+    splits = max(1, min(-(-PROGRAMS // (cuts * groups)), d_in // LEAST_DEPTH))
+    depth = -(-d_in // (splits * DEPTH)) * DEPTH
+    parts = cuts * groups * splits if splits > 1 else 0
+    partials = torch.empty(parts * tiles.rows * UNITS * PAGE_ROWS, dtype=torch.float32, device=x.device)
+
+    def launch() -> None:
+        shrink_kernel[(cuts * groups * splits,)](
+            x, pool.a[:, layer], one.counts, one.pages, one.columns, tiles.weights, h, partials, tiles.arrivals,
+            x.shape[0], x.stride(0), pool.a.stride(0), tiles.weights.stride(0), h.stride(0), d_in, depth,
+            one.pages.shape[1], groups, splits, pool.slices, BM=tiles.rows, UNITS=UNITS, BK=DEPTH, STAGES=3, num_warps=4)
+
+    if side is None or x.shape[0] < SIDE_ROWS:
+        launch()
+        return Shrunk(h)
+    side.forked.record()
+    side.stream.wait_event(side.forked)
+    with torch.cuda.stream(side.stream):
+        launch()
+        side.joined.record()
+    return Shrunk(h, partials, side.joined)
+
+
+def lora_expand_tiles_(y: Tensor, shrunk: Shrunk, pool: RankPool, layer: int, tiles: RowTiles, number: int) -> None:
+    """Semantics: y[t, o] += sum over pages i that act on the tile of row t, and their rows r, of h[t, i, s(o), r] b[page(i), o, r].
+
+    y [rows, at least d_out] in the dtype of `pool`, changed in place; rows on which nothing acts keep their bits. s(o): the slice of
+    output o. Sums in fp32.
+    """
+    if shrunk.done is not None:
+        torch.cuda.current_stream(y.device).wait_event(shrunk.done)
+    one = tiles.lists[number]
+    if not one.pages.shape[1]:
+        return
+    if not runs_triton(y):
+        _expand_reference(y, shrunk.h, pool, layer, tiles, one)
+        return
+    starts, ends = (0, *pool.ends), pool.ends
+    until = [sum(-(-(end - start) // COLUMNS) for start, end in zip(starts[: count], ends[: count], strict=False))
+             for count in range(1, len(ends) + 1)]
+    expand_kernel[(until[-1], len(one.counts))](
+        y, pool.b[:, layer], one.counts, one.pages, tiles.touched, shrunk.h, y.shape[0], y.stride(0), pool.b.stride(0), shrunk.h.stride(0),
+        one.pages.shape[1], pool.slices, ends[0], ends[min(1, len(ends) - 1)], ends[-1], until[0], until[min(1, len(until) - 1)],
+        BM=tiles.rows, BN=COLUMNS, CHUNK=1 if one.pages.shape[1] == 1 else 2, num_warps=4)
+
+
+def _shrink_reference(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, one: TileList, h: Tensor) -> None:
+    units = h.view(h.shape[0], one.pages.shape[1], -1)
+    for tile, count in enumerate(one.counts.tolist()):
+        rows = slice(tile * tiles.rows, (tile + 1) * tiles.rows)
+        for place in range(count):
+            a = pool.a[one.pages[tile, place], layer].flatten(0, 1)
+            weight = tiles.weights[rows, one.columns[tile, place], None]
+            units[rows, place] = (x[rows].float() @ a.float().T * weight).to(h.dtype)
+
+
+def _expand_reference(y: Tensor, h: Tensor, pool: RankPool, layer: int, tiles: RowTiles, one: TileList) -> None:
+    units = h.view(h.shape[0], one.pages.shape[1], pool.slices, PAGE_ROWS)
+    for tile, count in enumerate(one.counts.tolist()):
+        rows = torch.arange(tile * tiles.rows, min((tile + 1) * tiles.rows, len(y)), device=y.device)
+        rows = rows[tiles.touched[rows] != 0]
+        start = 0
+        for index, end in enumerate(pool.ends):
+            sums = y[rows, start:end].float()
+            for place in range(count):
+                sums += units[rows, place, index].float() @ pool.b[one.pages[tile, place], layer, start:end].float().T
+            y[rows, start:end] = sums.to(y.dtype)
+            start = end

@@ -1,0 +1,55 @@
+"""The tiled low-rank kernels: under Triton's interpreter in tiny shapes, and on a CUDA device."""
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from lora_tile_cases import MIXED, tile_case
+from triton_cpu import interpreted, run_interpreted
+
+from lora_bench.kernels import lora_tiles
+from lora_bench.kernels.lora_tiles import SideStream
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+def test_in_the_interpreter() -> None:
+    run_interpreted(__file__)
+
+
+@pytest.fixture
+def rng(seed: int) -> random.Random:
+    return random.Random(seed)
+
+
+@interpreted
+@pytest.mark.parametrize("rows, d_in, ends, ranks, least, dtype", [
+    (5, 48, (40,), (16,), 256, torch.float32), (70, 64, (24, 36, 52), (5, 40), 256, torch.float16),
+    (90, 200, (140, 280), (8, 17, 16), 64, torch.float32), (1, 64, (150,), (3,), 256, torch.float32),
+], ids=str)
+def test_kernels(
+    rows: int, d_in: int, ends: tuple[int, ...], ranks: tuple[int, ...], least: int, dtype: torch.dtype, rng: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lora_tiles, "LEAST_DEPTH", least)
+    case = tile_case(rng, rows, d_in, ends, ranks, dtype)
+    case.check(case.run(), TOLERANCE[dtype])
+    assert not case.tiles.arrivals.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows, d_in, ends, ranks", [
+    (2048, 4096, (4096, 5120, 6144), MIXED), (512, 14336, (4096,), (16,)), (17, 576, (1536, 3072), (64, 8)), (3, 4096, (128256,), (16,)),
+    (700, 1024, (4099,), MIXED),
+], ids=str)
+def test_on_gpu(rows: int, d_in: int, ends: tuple[int, ...], ranks: tuple[int, ...], dtype: torch.dtype, rng: random.Random) -> None:
+    case = tile_case(rng, rows, d_in, ends, ranks, dtype, "cuda")
+    alone = case.run()
+    case.check(alone, TOLERANCE[dtype])
+    side = SideStream(torch.device("cuda"))
+    for _ in range(5):
+        assert torch.equal(case.run(side), alone), "neither runs nor streams change a bit"
+    assert not case.tiles.arrivals.any()
