@@ -103,15 +103,16 @@ class DeviceStep:
         requests = self._launched
         tokens = self._host_results[: len(requests)].tolist()
         draws = {row: request.draw(self._decoder.device) for row, request in enumerate(requests) if not _is_greedy(request)}
+        drawing = time.perf_counter()
         if draws:
             rows = torch.tensor(list(draws), device=self._decoder.device)
             for row, token in zip(draws, sample(self._forward.logits[rows], list(draws.values())), strict=True):
                 tokens[row] = token
-        ms = (time.perf_counter() - self._began) * 1e3
-        return tokens, ms, self._by_op(ms)
+        now = time.perf_counter()
+        return tokens, (now - self._began) * 1e3, self._by_op((now - self._began) * 1e3, (now - drawing) * 1e3)
 
-    def _by_op(self, ms: float) -> dict[str, float]:
-        """What the stamps say of the step, and what they leave of its `ms`."""
+    def _by_op(self, ms: float, drawing: float) -> dict[str, float]:
+        """What the stamps say of the step, and what they and the ms of `drawing` behind it leave of its `ms`."""
         lasted = self._lasted()
         adapters = 0.0
         if self._routing is not None:
@@ -120,6 +121,7 @@ class DeviceStep:
             lasted, adapters = self._share.split(lasted)
         by_op = dict(zip(GRAPH_OPS, lasted.tolist(), strict=True))
         by_op["adapters"] = adapters
+        by_op["sampling"] += drawing
         by_op["gaps"] = ms - sum(by_op.values())
         return by_op
 

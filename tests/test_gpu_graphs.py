@@ -11,6 +11,7 @@ import torch
 from engine_bench import ONE, THREE, TWO, Bench, random_ids
 from gguf_file import write_gguf
 
+from lora_bench.engine.device_graphs import DecodeGraphs, NoGraph
 from lora_bench.engine.engine import Engine
 from lora_bench.engine.protocol import (
     GRAPH_OPS,
@@ -112,3 +113,19 @@ def test_a_reply_does_not_depend_on_what_runs_beside_it(make: Callable[..., Benc
         bench.run()
         assert bench.ids(1) == alone, mix
         bench.events.clear()
+
+
+def test_what_cannot_be_captured_is_said_once_and_the_device_goes_on() -> None:
+    events: list[Event] = []
+    graphs, calls = DecodeGraphs(torch.device("cuda"), events.append), []
+    x = torch.ones(3, device="cuda")
+
+    def step() -> None:
+        calls.append(x.sum().item())  # waits for the device
+
+    for _ in range(3):
+        with pytest.raises(NoGraph, match="the decode step of 2 rows could not be captured"):
+            graphs.run((2, True), step)
+    assert len(calls) == 1, "the first call, without a graph"
+    assert [type(event) for event in events] == [GraphCapturing, GraphCaptured] and "captured" in events[1].problem
+    assert (x + 1).sum().item() == 6
