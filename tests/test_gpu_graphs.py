@@ -101,14 +101,16 @@ def test_a_reply_does_not_depend_on_what_runs_beside_it(make: Callable[..., Benc
     """Its prompt is computed alone both times; the tokens are equal, near ties and all, while rows come, go and change their adapters."""
     bench, draw = make(blocks=400, device="cuda", dtype=dtype), random.Random(seed)
     for number, mix in enumerate(MIXES):
-        prompt, settings = random_ids(25, seed + number), {"max_tokens": 60, "temperature": draw.choice((0.0, 1.0)), "seed": number}
+        asked = TokenIds(random_ids(25, seed + number))
+        settings = {"max_tokens": 60, "temperature": draw.choice((0.0, 1.0)), "seed": number}
         bench.engine.clear_cache()
-        alone = bench.reply(mix, prompt=TokenIds(prompt), **settings)
+        alone = bench.reply(mix, prompt=asked, **settings)
         bench.engine.clear_cache()
-        bench.submit(1, TokenIds(prompt), mix, **settings)
+        bench.submit(1, asked, mix, **settings)
         bench.run(2)
         for other in range(2, 14):
-            bench.submit(other, TokenIds(random_ids(draw.randint(2, 50), seed * 31 + other)), draw.choice(MIXES), max_tokens=draw.randint(2, 40))
+            prompt = TokenIds(random_ids(draw.randint(2, 50), seed * 31 + other))
+            bench.submit(other, prompt, draw.choice(MIXES), max_tokens=draw.randint(2, 40))
             bench.run(draw.randint(0, 3))
         bench.run()
         assert bench.ids(1) == alone, mix
