@@ -101,7 +101,7 @@ def decode_attention_kernel(
             acc = tl.zeros((QUERIES, WIDTH), tl.float32)
             if split == 0:  # takes the row's own token too
                 most = own * to_exp2
-                total += 1.0
+                total += tl.exp2(most - most)  # 1, or NaN where the product is not finite
                 acc += v_new.to(tl.float32)[None, :]
             begin = first + split * stretch
             end = tl.minimum(position, begin + stretch)

@@ -77,3 +77,13 @@ def test_a_row_depends_on_nothing_beside_it(dtype: torch.dtype, rng: random.Rand
             joined.cache[:, :, blocks] = alone.cache[:, :, alone.rows.tables[0].long()]
             joined.qkv[0] = alone.qkv[0]
             assert torch.equal(_on_gpu(joined)[0][0].cpu(), expected)
+
+
+@pytest.mark.parametrize("softcap", [pytest.param(softcap, marks=GPU) for softcap in (0.0, 3.0)])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_the_kernel_hides_no_bad_query(bad: float, softcap: float, rng: random.Random) -> None:
+    case = decode_case(rng, [0, 300, 40], 6, 2, 64, torch.bfloat16, softcap=softcap)
+    row = rng.randrange(3)
+    case.qkv[row, rng.randrange(6 * 64)] = bad
+    fine = _on_gpu(case)[0].isfinite().all(1).tolist()
+    assert fine == [each != row for each in range(3)]

@@ -114,3 +114,13 @@ def test_the_kernel_matches_plain_arithmetic(
         one = reaches([Span(0, span.rows, span.length, span.runs)], caches, heads, window, scores)
         alone = paged_attention(q[mine], caches[0], one, scores)
         assert torch.equal(alone, got[mine]), "a request's rows depend on what runs beside it"
+
+
+@pytest.mark.parametrize("scores", [pytest.param(scores, marks=GPU) for scores in (PLAIN, Scores(None, 1.5))], ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_the_kernel_hides_no_bad_query(bad: float, scores: Scores, rng: random.Random) -> None:
+    caches, spans, q, _ = _filled(rng, [(3, 40), (1, 1), (1, 700)], 6, 2, 64, torch.bfloat16)
+    row = rng.randrange(5)
+    q[row, rng.randrange(6), rng.randrange(64)] = bad
+    fine = paged_attention(q, caches[0], reaches(spans, caches, 6, 0, scores), scores).isfinite().all(1).tolist()
+    assert fine == [each != row for each in range(5)]

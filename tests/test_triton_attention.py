@@ -63,3 +63,21 @@ def test_prefill(heads: int, kv_heads: int, size: int, window: int, scores: Scor
     assert torch.equal(got, paged_attention(wide[:, :heads], caches[0], pieces, scores)) and not pieces.arrived.any()
     alone = paged_attention(queries[2], caches[0], reaches([Span(0, 1, 300, spans[2].runs)], caches, heads, window, scores), scores)
     assert torch.equal(alone[0], got[spans[2].start])
+
+
+@interpreted
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+def test_no_bad_query_is_hidden(softcap: float, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lora_bench.kernels.decode_attention.ROW_PROGRAMS", 1)
+    bad = rng.choice((float("nan"), float("inf"), -float("inf")))
+    case = decode_case(rng, [0, 70], 3, 1, 16, softcap=softcap)
+    row = rng.randrange(2)
+    case.qkv[row, rng.randrange(3 * 16)] = bad
+    out, _ = case.run(decode_attention, AttentionWork(2, case.heads, torch.device("cpu")))
+    assert out.isfinite().all(1).tolist() == [row == 1, row == 0]
+    caches = torch.randn(1, 2, 1, 5, BLOCK, 16)
+    q = torch.randn(2, 3, 16)
+    q[row, rng.randrange(3), rng.randrange(16)] = bad
+    scores = Scores(None, softcap)
+    got = paged_attention(q, caches[0], reaches([Span(0, 2, 40, ((2, 3),))], caches, 3, 0, scores), scores)
+    assert got.isfinite().all(1).tolist() == [row == 1, row == 0]
