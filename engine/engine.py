@@ -222,8 +222,8 @@ class Engine:
         for preempted in scheduler.preempted:
             self._model.memory.count_preemption()
             self._emit(RequestPreempted(preempted.request.id, preempted.because, preempted.tokens))
-        for request in scheduler.full:
-            self._finish(request, "context")
+        for full in scheduler.full:
+            self._finish(full.request, "memory", full.because)
         return bool(scheduler.preempted or scheduler.full)
 
     def logits(self, ids: Sequence[int], mix: Mix = ()) -> Tensor:
@@ -286,9 +286,9 @@ class Engine:
         elif (written := request.written()) is not None:
             self.mixes.fire(request, written)
 
-    def _finish(self, request: Request, reason: Reason) -> None:
+    def _finish(self, request: Request, reason: Reason, detail: str = "") -> None:
         self._forget(request)
-        self._emit(RequestFinished(request.id, reason, request.stats(), tuple(request.ids[request.prompt_tokens :])))
+        self._emit(RequestFinished(request.id, reason, request.stats(), tuple(request.ids[request.prompt_tokens :]), detail))
 
     def _fail(self, request: Request, message: str, out_of_memory: bool = False) -> None:
         self._forget(request, keep=False)

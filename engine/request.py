@@ -19,7 +19,7 @@ from .stop_text import StopText
 from .tokenizer import TextStream
 from .vocabulary import Vocabulary
 
-Reason = Literal["stop", "length", "context", "aborted"]
+Reason = Literal["stop", "length", "context", "memory", "aborted"]
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1000
 """bounds the look at every new piece of text"""

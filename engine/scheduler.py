@@ -70,6 +70,14 @@ class Preempted:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Full:
+    """A request that needs more than all of the memory, which its group has for itself; it can only end."""
+
+    request: Request
+    because: str
+
+
 class Scheduler:
     """Groups that wait and that run. A running request holds the blocks of what is stored of it and gets more as it grows.
 
@@ -82,8 +90,8 @@ class Scheduler:
         self.memory = memory
         self.preempted: list[Preempted] = []
         """by the last plan"""
-        self.full: list[Request] = []
-        """requests of the last plan that have all of the memory for themselves and need more; they can only end"""
+        self.full: list[Full] = []
+        """by the last plan"""
         self._queue: deque[Group] = deque()
         self._groups: list[Group] = []
         """that run, by number"""
@@ -279,12 +287,20 @@ class Scheduler:
                     stopped.add(work.request.id)
                     break
                 else:
-                    self.full.append(work.request)
+                    self.full.append(Full(work.request, self._outgrown(group, work)))
                     work.request.end()
                     break
             else:
                 kept.append(work)
         return self._in_step([work for work in kept if self._of[work.request.id] in self._groups], stopped)
+
+    def _outgrown(self, group: Group, work: Work) -> str:
+        there = self.memory.blocks
+        need = there - self.memory.free + blocks_for(work.request.stored + work.tokens) - len(work.request.table.blocks)
+        who = f"the {count} replies that run together need" if (count := len(group.requests)) > 1 else "this reply alone needs"
+        way = "ask for fewer together" if count > 1 else "begin a new chat"
+        return (f"KV memory is full: its {there:,} blocks hold {there * BLOCK_TOKENS:,} tokens, {who} {need:,} blocks; {way}, shorten the "
+                "prompt, or load the model with a larger context")
 
     def _in_step(self, works: list[Work], stopped: set[int]) -> list[Work]:
         """`works` without the draws of groups of which one cannot draw now."""

@@ -16,6 +16,7 @@ from lora_bench.engine.protocol import (
     GenerateTogether,
     Mix,
     RequestFailed,
+    RequestFinished,
     RequestPreempted,
     RequestStarted,
     Sampling,
@@ -216,14 +217,26 @@ def test_a_reply_is_the_same_alone_in_a_batch_and_after_preemption(make: Make, s
     assert memory.free == memory.blocks and all(slot.users == 0 for slot in bench.engine.snapshot().slots)
 
 
-def test_a_reply_that_has_the_memory_alone_ends_for_the_context(make: Make) -> None:
+def test_a_reply_that_has_the_memory_alone_ends_for_it(make: Make) -> None:
     bench = make(blocks=3)
     bench.submit(1, TokenIds(random_ids(30)), max_tokens=100)
     bench.submit(2, TokenIds(random_ids(30, 1)), max_tokens=5)
     with pytest.raises(ValueError, match="the prompt of 48 tokens, and one of a reply, need 4 KV blocks of 16 tokens; the memory holds 3"):
         bench.submit(3, TokenIds(random_ids(48)))
     bench.run()
-    assert bench.finished(1).reason == "context" and len(bench.ids(1)) == 19 and bench.finished(2).reason == "length"
+    assert bench.finished(1).reason == "memory" and len(bench.ids(1)) == 19 and bench.finished(2).reason == "length"
+    assert bench.finished(1).detail.startswith("KV memory is full: its 3 blocks hold 48 tokens, this reply alone needs 4 blocks; ")
+
+
+def test_of_replies_that_run_together_and_have_the_memory_alone_one_ends_for_it_and_the_others_go_on(make: Make) -> None:
+    bench = make(blocks=5)
+    bench.engine.submit_together(GenerateTogether(tuple(
+        Generate(number, TokenIds(random_ids(20, number)), (), Sampling(temperature=0.0, max_tokens=40)) for number in (1, 2))))
+    bench.run()
+    ended = {event.request_id: event for event in bench.of(RequestFinished)}
+    assert sorted(event.reason for event in ended.values()) == ["length", "memory"]
+    (full,) = [event for event in ended.values() if event.reason == "memory"]
+    assert "its 5 blocks hold 80 tokens, the 2 replies that run together need 6 blocks; ask for fewer together" in full.detail
 
 
 def test_what_was_computed_before_a_splice_is_computed_again_as_it_was(make: Make) -> None:

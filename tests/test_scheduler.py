@@ -64,7 +64,8 @@ def _plan(scheduler: Scheduler) -> list[tuple[int, int, bool]]:
         work.request.commit(work.tokens)
         if sampled:
             work.request.ids.append(9)
-    for request in (*scheduler.full, *(request for request in scheduler.running if len(request.ids) >= request.limit)):
+    full = (full.request for full in scheduler.full)
+    for request in (*full, *(request for request in scheduler.running if len(request.ids) >= request.limit)):
         scheduler.remove(request)
     return sorted(plan)
 
@@ -162,7 +163,8 @@ def test_a_reply_that_has_all_of_the_memory_and_needs_more_can_only_end() -> Non
     while request in scheduler.running:
         _plan(scheduler)
         assert not scheduler.preempted
-    assert scheduler.full == [request] and len(request.ids) == 49, "48 tokens are stored, and the last one was drawn from them"
+    assert [full.request for full in scheduler.full] == [request]
+    assert len(request.ids) == 49, "48 tokens are stored, and the last one was drawn from them"
 
 
 def test_who_waits_for_blocks_that_a_look_holds_waits_and_nothing_else_happens() -> None:

@@ -217,7 +217,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         before, ran = [*scheduler.waiting], [*scheduler.running]
         works = scheduler.plan()
         self._check_stopped(before, ran)
-        for request in [*scheduler.full]:
+        for request in [full.request for full in scheduler.full]:
             stopped = {preempted.request.id for preempted in scheduler.preempted}
             assert {self.group_of[other.id] for other in ran if other.id not in stopped} == {self.group_of[request.id]}
             self._end(request)

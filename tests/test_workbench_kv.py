@@ -192,13 +192,14 @@ async def test_the_cache_is_cleared_by_command_by_key_and_from_the_palette() -> 
         assert len(app.engine.of(p.ClearCache)) == 3
 
 
-@pytest.mark.parametrize(("tokens", "words"), [(5, "KV memory is full: it holds 8,192 tokens"), (4064, "the context is full")])
-async def test_a_reply_that_memory_ends_is_not_said_to_have_filled_the_context(tokens: int, words: str) -> None:
+@pytest.mark.parametrize(("reason", "words"), [("memory", "KV memory is full: its 3 blocks are"), ("context", "the context is full")])
+async def test_a_reply_that_memory_ends_is_not_said_to_have_filled_the_context(reason: str, words: str) -> None:
     app = bench_app()
     async with running(app) as pilot:
         await say(pilot, "Go on.")
         number = app.state.versions()[-1].request_id
-        app.engine.emit(p.RequestStarted(number, 31), p.TextDelta(number, "Aye", tokens),
-                        p.RequestFinished(number, "context", stats(tokens)))
+        detail = "KV memory is full: its 3 blocks are held" if reason == "memory" else ""
+        app.engine.emit(p.RequestStarted(number, 31), p.TextDelta(number, "Aye", 5),
+                        p.RequestFinished(number, reason, stats(5), detail=detail))
         await settled(pilot)
         assert words in text_of(app.screen.query_one(".meter"))

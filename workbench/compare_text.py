@@ -28,7 +28,8 @@ CHANGED = "underline $text-warning"
 HERE = "reverse bold underline $text-warning"
 LIVE_DIFF_CHARACTERS = 4000
 """of a text that is still written; a longer one is compared when it is finished"""
-_REASONS = {"length": "max_tokens reached", "context": "the context is full", "aborted": "stopped", "stop": "ended"}
+_REASONS = {"length": "max_tokens reached", "context": "the context is full", "memory": "KV memory is full", "aborted": "stopped",
+            "stop": "ended"}
 
 
 @lru_cache(maxsize=16)
@@ -67,7 +68,7 @@ def _figures(row: Row, named: bool) -> str:
     parts = [f"{row.tokens} tok"] if row.text.strip() else [f"{row.tokens} tok", "no text"]
     if named and row.cache and row.cache.hit_tokens:
         parts.append(f"prefix {row.cache.hit_tokens}/{row.cache.prompt_tokens} reused")
-    return " · ".join([*parts, _REASONS.get(row.reason, row.reason)])
+    return " · ".join([*parts, row.note or _REASONS.get(row.reason, row.reason)])
 
 
 def _activation(activation: Activation) -> str:

@@ -46,7 +46,7 @@ class Row:
                 self.pieces += [""] * (event.tokens - len(self.pieces) - 1) + [event.text]
                 self.tokens = event.tokens
             case p.RequestFinished():
-                self.phase, self.note, self.reason = "done", "", event.reason
+                self.phase, self.note, self.reason = "done", event.detail, event.reason
                 self.stats, self.ids, self.tokens = event.stats, event.ids, event.stats.new_tokens
             case p.RequestFailed():
                 self.phase, self.note = "failed", event.message

@@ -109,6 +109,8 @@ class _Conversation:
         if finished.reason in ("length", "context"):
             limit = "--max-tokens" if finished.reason == "length" else "--context"
             self._engine.warn(f"the reply was cut at {finished.stats.new_tokens} tokens by {limit}")
+        elif finished.reason == "memory":
+            self._engine.warn(f"the reply was cut at {finished.stats.new_tokens} tokens: {finished.detail}")
         if self._question.stats:
             output.narrate(_stats_line(model, finished.stats, reply.mix, self._question.sampling))
 

@@ -12,7 +12,7 @@ from .token_text import span_content
 from .transcript import Version
 
 _REASONS = {"length": "max_tokens reached (/set max_tokens 1024)", "context": "the context is full (Ctrl+N starts anew)",
-            "aborted": "stopped"}
+            "memory": "KV memory is full", "aborted": "stopped"}
 
 
 def meter_lines(version: Version) -> list[Content]:
@@ -62,7 +62,7 @@ def _meter(version: Version) -> str:
     if stats and not version.text.strip():
         parts.insert(1, "no text")
     if version.reason in _REASONS:
-        parts.append((version.reason == "context" and version.note) or _REASONS[version.reason])
+        parts.append((version.reason == "memory" and version.note) or _REASONS[version.reason])
     return " · ".join(parts) or version.note
 
 

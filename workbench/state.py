@@ -352,12 +352,8 @@ class BenchState:
     def _take(self, version: Version, event: p.Event) -> None:
         """Fold an event of a reply in."""
         version.take(event)
-        match event:
-            case p.RequestStarted() if not version.preempted:
-                self._made_with(version, version.mix_now)
-            case p.RequestFinished(reason="context") if self.model and version.prompt_tokens + version.tokens < self.model.context - 1:
-                kv = self.snapshot.kv
-                version.note = f"KV memory is full: it holds {kv.blocks * kv.block_tokens:,} tokens (Ctrl+N starts anew)"
+        if isinstance(event, p.RequestStarted) and not version.preempted:
+            self._made_with(version, version.mix_now)
 
     def _on_Tokenized(self, event: p.Tokenized) -> None:
         if event.ask_id == self.asked:

@@ -119,7 +119,7 @@ class Version:
                 self.text += event.text
                 self.tokens = event.tokens
             case RequestFinished():
-                self.phase, self.reason, self.stats = "done", event.reason, event.stats
+                self.phase, self.reason, self.stats, self.note = "done", event.reason, event.stats, event.detail
                 self.tokens = event.stats.new_tokens
             case RequestFailed():
                 self.phase, self.note = "failed", event.message

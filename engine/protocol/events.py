@@ -231,10 +231,13 @@ class TextDelta(Struct):
 
 class RequestFinished(Struct):
     request_id: int
-    reason: Literal["stop", "length", "context", "aborted"]
+    reason: Literal["stop", "length", "context", "memory", "aborted"]
+    """memory: it needed more KV blocks than there are, with nothing beside it that could give some back"""
     stats: RequestStats
     ids: tuple[int, ...] = ()
     """the reply's token ids, the end token included when it was drawn"""
+    detail: str = ""
+    """of "memory": a sentence with the numbers and what to do"""
 
 
 class RequestFailed(Struct):
