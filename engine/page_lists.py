@@ -3,10 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..kernels.rank_pages import MAX_PAGES
 from .page_image import PageShape, pages_for
@@ -28,21 +27,33 @@ class KindLists:
     """[layers, most]"""
     columns: np.ndarray
     """[layers, most]: the adapter of each, as a column of W"""
-    slices: tuple[int, ...]
-    """those that any of the adapters changes"""
-    indexes: dict[tuple[int, ...], Tensor]
-    """pages on the device, those that were asked for"""
-
-    def index(self, pages: tuple[int, ...], device: torch.device) -> Tensor:
-        """`pages` as int64 on the device."""
-        if pages not in self.indexes:
-            self.indexes[pages] = torch.tensor(pages, device=device)
-        return self.indexes[pages]
 
     def at(self, layer: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(pages, columns) of one layer."""
         count = self.counts[layer]
         return tuple(self.pages[layer, :count].tolist()), tuple(self.columns[layer, :count].tolist())
+
+
+class PageLists:
+    """The different ones among the lists of all kinds and layers, by number; found when a step without a graph first asks."""
+
+    def __init__(self, lists: Mapping[str, KindLists]) -> None:
+        self._lists = lists
+
+    @property
+    def different(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """(pages, columns) of each."""
+        return list(self._found[0])
+
+    def number(self, kind: str, layer: int) -> int:
+        return self._found[1][kind][layer]
+
+    @cached_property
+    def _found(self) -> tuple[dict[tuple[tuple[int, ...], tuple[int, ...]], int], dict[str, list[int]]]:
+        numbers: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        places = {kind: [numbers.setdefault(one.at(layer), len(numbers)) for layer in range(len(one.counts))]
+                  for kind, one in self._lists.items()}
+        return numbers, places
 
 
 def page_lists(adapters: Sequence[AdapterPages | None], shapes: Mapping[str, PageShape]) -> dict[str, KindLists]:
@@ -67,5 +78,4 @@ def _lists(adapters: Sequence[tuple[int, AdapterPages]], kind: str) -> KindLists
     needed = [pages_for(one.ranks[kind].max(1)) for _, one in adapters]  # of each layer; an adapter may have less in one than in another
     acts = np.concatenate([np.arange(len(one.pages[kind])) < count[:, None] for (_, one), count in zip(adapters, needed, strict=True)], 1)
     order = np.argsort(~acts, 1, kind="stable")
-    changed = np.logical_or.reduce([one.ranks[kind].any(0) for _, one in adapters])
-    return KindLists(acts.sum(1), pages[order], columns[order], tuple(np.flatnonzero(changed).tolist()), {})
+    return KindLists(acts.sum(1), pages[order], columns[order])

@@ -1,16 +1,16 @@
-"""The linears of a layer whose rank rows lie in pages: gathered when a step without a graph comes to them, and kept nowhere."""
+"""A linear of a layer whose rank rows lie in pages, as steps without a graph read it, and the maps of rows that lie elsewhere."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..kernels.lora import ExpandSlice, LoraLinear, RowVectors
-from ..kernels.rank_pages import PAGE_ROWS, RankPool
-from .page_lists import KindLists
+from ..kernels.lora import LoraLinear, LoraStep, RowVectors
+from ..kernels.lora_tiles import Shrunk, SideStream, lora_expand_tiles_, lora_shrink_tiles
+from ..kernels.rank_pages import RankPool
+from .page_lists import PageLists
 
 
 class Layouts(Sequence[Tensor]):
@@ -36,64 +36,25 @@ class Layouts(Sequence[Tensor]):
         return len(self._numbers)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PagedLinear:
     """One fused linear of one layer."""
 
     pool: RankPool
+    kind: str
     layer: int
     """in the pool"""
-    lists: KindLists
-    layouts: Layouts
+    lists: PageLists
     bias: RowVectors | None
+    """None too where `behind` has it"""
     behind: LoraLinear | None
     """rank rows that are not in pages"""
+    side: SideStream | None
 
-    def gathered(self) -> LoraLinear:
-        """As the places of a forward read it; a single page as it lies."""
-        a, b = self.pool.a[:, self.layer], self.pool.b[:, self.layer]
-        if len(self._pages) == 1:
-            a, b = a[self._pages[0]].flatten(0, 1), b[self._pages[0]]
-        else:
-            a = a.transpose(0, 1).index_select(1, self._index).flatten(0, 2)
-            b = b.transpose(0, 1).index_select(1, self._index).flatten(1)
-        starts, rows = (0, *self.pool.ends), b.shape[1]
-        slices = tuple(
-            ExpandSlice(index * rows, (index + 1) * rows, starts[index], starts[index + 1], b[starts[index]:starts[index + 1]].T)
-            for index in self.lists.slices)
-        if self.behind is None:
-            return LoraLinear(a, slices, self._layout, self.bias)
-        moved = tuple(replace(one, row_start=one.row_start + len(a), row_end=one.row_end + len(a)) for one in self.behind.slices)
-        return LoraLinear(torch.cat((a, self.behind.a)), (*slices, *moved), self._layout, self.bias)
+    def shrink(self, x: Tensor, step: LoraStep) -> Shrunk:
+        """H of x [rows, d_in], perhaps computed beside what comes next."""
+        return lora_shrink_tiles(x, self.pool, self.layer, step.tiles, self.lists.number(self.kind, self.layer), self.side)
 
-    @cached_property
-    def _pages(self) -> tuple[int, ...]:
-        return self.lists.at(self.layer)[0]
-
-    @cached_property
-    def _index(self) -> Tensor:
-        return self.lists.index(self._pages, self.pool.a.device)
-
-    @cached_property
-    def _layout(self) -> int:
-        """Of rank rows slice by slice, in each page by page, then those behind."""
-        columns = self.lists.at(self.layer)[1]
-        rows = [column for column in columns for _ in range(PAGE_ROWS)] * self.pool.slices
-        return self.layouts.number((*rows, *(self.layouts.columns(self.behind.layout) if self.behind else ())))
-
-
-class PagedLinears(Mapping[str, LoraLinear]):
-    """By name; each look at one in pages gathers."""
-
-    def __init__(self, linears: Mapping[str, PagedLinear | LoraLinear]) -> None:
-        self._linears = linears
-
-    def __getitem__(self, name: str) -> LoraLinear:
-        linear = self._linears[name]
-        return linear.gathered() if isinstance(linear, PagedLinear) else linear
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._linears)
-
-    def __len__(self) -> int:
-        return len(self._linears)
+    def expand_(self, y: Tensor, shrunk: Shrunk, step: LoraStep) -> None:
+        """y [rows, d_out] += what these rank rows make of H."""
+        lora_expand_tiles_(y, shrunk, self.pool, self.layer, step.tiles, self.lists.number(self.kind, self.layer))

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ..kernels.lora import ExpandSlice, LoraLinear, LoraStep, RowVectors
+from ..kernels.lora_tiles import SideStream, cut_tiles
 from .dora_rows import DoraRows
-from .page_lists import KindLists, list_obstacle, page_lists
+from .page_lists import KindLists, PageLists, list_obstacle, page_lists
 from .page_pool import PagePool
-from .paged_linears import Layouts, PagedLinear, PagedLinears
+from .paged_linears import Layouts, PagedLinear
 from .slots import FusedPart, Slot, SlotContent, VocabularyPart
 
 
@@ -30,7 +31,7 @@ class Routing:
 
     columns: Mapping[str, int]
     """adapter name -> its column of W"""
-    layers: tuple[Mapping[str, LoraLinear], ...]
+    layers: tuple[Mapping[str, LoraLinear | PagedLinear], ...]
     vectors: tuple[Vectors | None, ...]
     """by layer, then those of the last norm"""
     embedding: tuple[tuple[int, VocabularyPart], ...]
@@ -45,6 +46,7 @@ class Routing:
     max_rank: int
     lists: Mapping[str, KindLists]
     """the pages that act, by kind of fused linear"""
+    page_lists: PageLists
     obstacle: str
     """why a step under a graph cannot read them, "" when it can"""
     copied_bytes: int
@@ -56,7 +58,10 @@ class Routing:
 
     def step(self, weights: Tensor) -> LoraStep:
         """The weights W [tokens, adapters] fp32 (see `mix.fill_weights`), moved to the device of the factors."""
-        return LoraStep(weights.to(self.device, non_blocking=True), self.column_maps)
+        if not self.lists:
+            return LoraStep(weights.to(self.device, non_blocking=True), self.column_maps)
+        tiles = cut_tiles(weights.numpy(), self.page_lists.different, self.device)
+        return LoraStep(tiles.weights, self.column_maps, tiles)
 
 
 MOST_COPIED = 2
@@ -73,6 +78,7 @@ class RoutingCache:
         """`slices`: (layer, fused linear) -> output sizes of its modules. `pool` holds the pages of the contents that have some."""
         self._layers, self._slices, self._device, self._pool = layers, slices, device, pool
         self._size = MOST_COPIED if pool is None else MOST_IN_PAGES
+        self._side = SideStream(device) if pool is not None and device.type == "cuda" else None
         self._vocab = slices[layers, "lm_head"][0]
         self._cached: OrderedDict[tuple[tuple[int, int], ...], Routing] = OrderedDict()
 
@@ -108,10 +114,11 @@ class RoutingCache:
                 places[layer][fused] = self._compose_linear(parts, sizes, layouts, self._added_bias(contents, (layer, fused)))
         vectors = tuple(self._compose_vectors(layer, contents) for layer in range(self._layers + 1))
         used = _used(places, vectors)
-        lists, linears = self._paged(contents, places, layouts)
+        lists = page_lists([content.pages for content in contents], self._pool.shapes) if self._pool is not None else {}
+        different = PageLists(lists)
         return Routing(
             columns={slot.adapter: column for column, slot in enumerate(slots)},
-            layers=tuple(linears),
+            layers=tuple(self._with_paged(contents, places, lists, different)),
             vectors=vectors,
             embedding=tuple((column, content.embedding) for column, content in enumerate(contents) if content.embedding),
             head=tuple((column, content.head) for column, content in enumerate(contents) if content.head),
@@ -121,25 +128,25 @@ class RoutingCache:
             device=self._device,
             max_rank=max(content.rank for content in contents),
             lists=lists,
+            page_lists=different,
             obstacle=next((f"adapter {name} has {content.beyond_pages}" for name, content in zip(names, contents, strict=True)
                            if content.beyond_pages), "") or list_obstacle(names, lists),
             copied_bytes=_copied_bytes(used, contents),
         )
 
-    def _paged(
-        self, contents: Sequence[SlotContent], places: Sequence[Mapping[str, LoraLinear]], layouts: Layouts,
-    ) -> tuple[dict[str, KindLists], list[Mapping[str, LoraLinear]]]:
-        """The pages that act, and the linears of every layer with them: they are read where they lie."""
-        if self._pool is None:
-            return {}, list(places)
-        lists = page_lists([content.pages for content in contents], self._pool.shapes)
-        linears: list[dict[str, PagedLinear | LoraLinear]] = [dict(place) for place in places]
+    def _with_paged(
+        self, contents: Sequence[SlotContent], places: Sequence[Mapping[str, LoraLinear]], lists: Mapping[str, KindLists],
+        different: PageLists,
+    ) -> list[dict[str, LoraLinear | PagedLinear]]:
+        """`places` with the linears of which pages act: those are read where they lie."""
+        linears: list[dict[str, LoraLinear | PagedLinear]] = [dict(place) for place in places]
         for kind, one in lists.items():
             for layer in one.counts.nonzero()[0].tolist():
                 place = self._layers if kind == "lm_head" else layer
-                linears[place][kind] = PagedLinear(
-                    self._pool.pools[kind], layer, one, layouts, self._added_bias(contents, (place, kind)), places[place].get(kind))
-        return lists, [PagedLinears(linears_of) for linears_of in linears]
+                behind = places[place].get(kind)
+                bias = self._added_bias(contents, (place, kind)) if behind is None else None
+                linears[place][kind] = PagedLinear(self._pool.pools[kind], kind, layer, different, bias, behind, self._side)
+        return linears
 
     def _compose_linear(
         self, parts: Sequence[tuple[int, FusedPart]], sizes: Sequence[int], layouts: Layouts, bias: RowVectors | None,

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from .lora_tiles import RowTiles
+
 
 @dataclass(frozen=True, slots=True)
 class ExpandSlice:
@@ -48,12 +50,11 @@ class LoraStep:
     """The weights of one forward.
 
     `weights` [tokens, adapters] fp32; `columns[layout]` [K] int64 maps a linear's rank rows to adapters.
-    Linears that share a layout share one gathered [tokens, K].
+    Linears that share a layout share one gathered [tokens, K]. `tiles`: the same for rank rows that lie in pages.
     """
 
-    def __init__(self, weights: Tensor, columns: Sequence[Tensor]) -> None:
-        self.weights = weights
-        self.columns = columns
+    def __init__(self, weights: Tensor, columns: Sequence[Tensor], tiles: RowTiles | None = None) -> None:
+        self.weights, self.columns, self.tiles = weights, columns, tiles
         self._gathered: dict[int, Tensor] = {}
 
     def row_weights(self, lora: LoraLinear) -> Tensor:
@@ -64,10 +65,6 @@ class LoraStep:
         if gathered is None:
             gathered = self._gathered[lora.layout] = self.weights.index_select(1, self.columns[lora.layout])
         return gathered
-
-    def select(self, rows: Tensor) -> LoraStep:
-        """The same for the tokens `rows` (int64) only; for lm_head on sampled rows."""
-        return LoraStep(self.weights.index_select(0, rows), self.columns)
 
 
 def lora_shrink(x: Tensor, a: Tensor, row_weights: Tensor) -> Tensor:

@@ -43,6 +43,8 @@ class TileList:
     """[tiles, most] int32"""
     columns: Tensor
     """[tiles, most] int32: the adapter of each, as a column of the weights"""
+    whole: tuple[tuple[int, int], ...]
+    """(page, column) of the list that was cut"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,10 @@ class RowTiles:
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """H [rows, units * 16] of a linear: units page by page of a row's tile, in each slice by slice. It is there behind `done`."""
+    """H [rows, units * 16] of a linear: units page by page of a row's tile, in each slice by slice. It is there behind `done`.
+
+    In plain torch those of all pages of the list, whatever the tile.
+    """
 
     h: Tensor
     partials: Tensor | None = None
@@ -96,7 +101,8 @@ def cut_tiles(weights: np.ndarray, lists: Sequence[tuple[Sequence[int], Sequence
     numbers = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
     pieces = [numbers[end - len(part) : end] for part, end in zip(parts, ends.tolist(), strict=True)]
     tiles = len(starts)
-    cut = tuple(TileList(pieces[at], pieces[at + 1].view(tiles, -1), pieces[at + 2].view(tiles, -1)) for at in range(2, len(pieces), 3))
+    cut = tuple(TileList(pieces[at], pieces[at + 1].view(tiles, -1), pieces[at + 2].view(tiles, -1), tuple(zip(*one, strict=True)))
+                for at, one in zip(range(2, len(pieces), 3), lists, strict=True))
     groups = max((one.pages.shape[1] for one in cut), default=0)
     return RowTiles(pieces[0].view(torch.float32).view(rows, adapters), pieces[1], cut, size,
                     torch.zeros(tiles * max(groups, 1), dtype=torch.int32, device=device))
@@ -109,11 +115,10 @@ def lora_shrink_tiles(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, nu
     it is computed there, and nothing that comes behind on this stream waits for it until `lora_expand_tiles_`.
     """
     one = tiles.lists[number]
+    if not runs_triton(x):
+        return Shrunk(_shrink_reference(x, pool, layer, tiles, one))
     h = x.new_empty(x.shape[0], one.pages.shape[1] * pool.slices * PAGE_ROWS)
     if not h.shape[1]:
-        return Shrunk(h)
-    if not runs_triton(x):
-        _shrink_reference(x, pool, layer, tiles, one, h)
         return Shrunk(h)
     units = one.pages.shape[1] * pool.slices
     groups, cuts, d_in = -(-units // UNITS), len(one.counts), x.shape[1]
@@ -148,10 +153,10 @@ def lora_expand_tiles_(y: Tensor, shrunk: Shrunk, pool: RankPool, layer: int, ti
     if shrunk.done is not None:
         torch.cuda.current_stream(y.device).wait_event(shrunk.done)
     one = tiles.lists[number]
-    if not one.pages.shape[1]:
-        return
     if not runs_triton(y):
-        _expand_reference(y, shrunk.h, pool, layer, tiles, one)
+        _expand_reference(y, shrunk.h, pool, layer, one)
+        return
+    if not one.pages.shape[1]:
         return
     starts, ends = (0, *pool.ends), pool.ends
     until = [sum(-(-(end - start) // COLUMNS) for start, end in zip(starts[: count], ends[: count], strict=False))
@@ -162,25 +167,14 @@ def lora_expand_tiles_(y: Tensor, shrunk: Shrunk, pool: RankPool, layer: int, ti
         BM=tiles.rows, BN=COLUMNS, CHUNK=1 if one.pages.shape[1] == 1 else 2, num_warps=4)
 
 
-def _shrink_reference(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, one: TileList, h: Tensor) -> None:
-    units = h.view(h.shape[0], one.pages.shape[1], -1)
-    for tile, count in enumerate(one.counts.tolist()):
-        rows = slice(tile * tiles.rows, (tile + 1) * tiles.rows)
-        for place in range(count):
-            a = pool.a[one.pages[tile, place], layer].flatten(0, 1)
-            weight = tiles.weights[rows, one.columns[tile, place], None]
-            units[rows, place] = (x[rows].float() @ a.float().T * weight).to(h.dtype)
+def _shrink_reference(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, one: TileList) -> Tensor:
+    h = [x.float() @ pool.a[page, layer].flatten(0, 1).float().T * tiles.weights[:, column, None] for page, column in one.whole]
+    return torch.stack(h, 1).to(x.dtype)
 
 
-def _expand_reference(y: Tensor, h: Tensor, pool: RankPool, layer: int, tiles: RowTiles, one: TileList) -> None:
-    units = h.view(h.shape[0], one.pages.shape[1], pool.slices, PAGE_ROWS)
-    for tile, count in enumerate(one.counts.tolist()):
-        rows = torch.arange(tile * tiles.rows, min((tile + 1) * tiles.rows, len(y)), device=y.device)
-        rows = rows[tiles.touched[rows] != 0]
-        start = 0
-        for index, end in enumerate(pool.ends):
-            sums = y[rows, start:end].float()
-            for place in range(count):
-                sums += units[rows, place, index].float() @ pool.b[one.pages[tile, place], layer, start:end].float().T
-            y[rows, start:end] = sums.to(y.dtype)
-            start = end
+def _expand_reference(y: Tensor, h: Tensor, pool: RankPool, layer: int, one: TileList) -> None:
+    by_slice, start = h.float().unflatten(2, (pool.slices, PAGE_ROWS)), 0
+    for index, end in enumerate(pool.ends):
+        b = torch.cat([pool.b[page, layer, start:end].float() for page, _ in one.whole], 1)
+        y[:, start:end] = y[:, start:end].float() + by_slice[:, :, index].flatten(1) @ b.T
+        start = end

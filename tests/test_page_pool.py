@@ -26,7 +26,6 @@ from lora_bench.engine.routing import Routing, RoutingCache
 from lora_bench.engine.slot_content import build_content
 from lora_bench.engine.slot_pool import Arrival, MixTooLarge, SlotPool, SlotsBusy
 from lora_bench.engine.slots import Slot, SlotContent, fused_modules
-from lora_bench.kernels.lora import lora_expand_, lora_shrink
 from lora_bench.kernels.rank_pages import MAX_PAGES, rank_delta
 
 DEVICES = ["cpu", pytest.param("cuda", marks=[
@@ -113,7 +112,7 @@ def test_a_step_reads_in_pages_what_the_adapters_are(
         table.fill(row, mix, 3)
     device_lists, device_weights = torch.from_numpy(lists).to(device), torch.from_numpy(weights).to(device)
     ranks = table.rank_rows(paged.pool.pools, device_lists, device_weights)
-    step = routing.step(device_weights[:, :len(adapters)].clone())
+    step = routing.step(torch.from_numpy(weights[:, :len(adapters)]))
     for (layer, kind), modules in fused_modules(tiny_facts).items():
         x = torch.randn(rows, shapes[modules[0]][1], device=device).to(dtype)
         expected = torch.zeros(rows, sum(shapes[module][0] for module in modules), dtype=torch.float64)
@@ -132,7 +131,7 @@ def test_a_step_reads_in_pages_what_the_adapters_are(
         assert (linear is not None) == (kind in whole.layers[layer])
         if linear is not None:
             y = torch.zeros(rows, expected.shape[1], device=device, dtype=dtype)
-            lora_expand_(y, lora_shrink(x, linear.a, step.row_weights(linear)), linear.slices)
+            linear.expand_(y, linear.shrink(x, step), step)
             assert (y.cpu() - expected).norm() <= tolerance * scale, (layer, kind)
 
 

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from ...kernels.dora import scale_rows
 from ...kernels.lora import LoraLinear, LoraStep, add_vectors_, lora_expand_, lora_shrink, vector_weights
+from ...kernels.lora_tiles import Shrunk
 from ...kernels.norm import RmsNorm
 from ...kernels.weights import Weight, base_linear, rows
 from ..active import Phase, RowsActing, Span, rows_acting
 from ..dora_rows import Place
+from ..paged_linears import PagedLinear
 from ..routing import Routing, Vectors
 from ..slots import VocabularyPart
 from .acting_vocabulary import acting_embedding, acting_head
@@ -71,7 +73,7 @@ def active_lora(routing: Routing, spans: Sequence[Span], sampled: Sequence[Span]
 class Deltas:
     """ActiveLora at one layer, or at the head."""
 
-    linears: Mapping[str, LoraLinear]
+    linears: Mapping[str, LoraLinear | PagedLinear]
     acting: RowsActing | None
     layer: int = -1
     vectors: Vectors | None = None
@@ -105,34 +107,45 @@ def linear(x: Tensor, base: Linear, deltas: Deltas, lap: Lap) -> Tensor:
     mix added behind; a mix of several is taken in its order, as PEFT takes its active adapters.
     """
     lap("other")
+    acting = deltas.acting
+    added = deltas.linears.get(base.name) if acting is not None else None
+    ahead = added.shrink(x, acting.step) if isinstance(added, PagedLinear) and acting.step is not None else None
     y = base_linear(x, base.weight, base.bias)
     lap("base matmul")
-    acting = deltas.acting
     if acting is None:
         return y
     if deltas.head:
         y = acting_head(y, x, deltas.head, acting.weights)
-    added = deltas.linears.get(base.name)
     if added is not None:
         for phase in acting.phases:
             _pass_dora_(y, x, base.bias, added, phase, (deltas.layer, base.name), lap)
         if acting.step is not None:
-            _add_(y, x, added, acting.step, lap)
+            _add_(y, x, added, acting.step, lap, ahead)
     if deltas.vectors is not None and (trained := deltas.vectors.biases.get(base.name)) is not None:
         add_vectors_(y, acting.weights, trained)
     return y
 
 
-def _add_(y: Tensor, x: Tensor, added: LoraLinear, step: LoraStep, lap: Lap) -> None:
-    h = lora_shrink(x, added.a, step.row_weights(added))
-    lap("shrink")
-    lora_expand_(y, h, added.slices)
+def _add_(y: Tensor, x: Tensor, added: LoraLinear | PagedLinear, step: LoraStep, lap: Lap, ahead: Shrunk | None = None) -> None:
+    """`ahead`: the shrink of `added`, if it was begun."""
+    if isinstance(added, PagedLinear):
+        shrunk = ahead or added.shrink(x, step)
+        lap("shrink")
+        added.expand_(y, shrunk, step)
+        if added.behind is not None:
+            _add_(y, x, added.behind, step, lap)
+    else:
+        h = lora_shrink(x, added.a, step.row_weights(added))
+        lap("shrink")
+        lora_expand_(y, h, added.slices)
     if added.bias is not None:
         add_vectors_(y, step.weights, added.bias)
     lap("expand")
 
 
-def _pass_dora_(y: Tensor, x: Tensor, bias: Tensor | None, added: LoraLinear, phase: Phase, place: Place, lap: Lap) -> None:
+def _pass_dora_(
+    y: Tensor, x: Tensor, bias: Tensor | None, added: LoraLinear | PagedLinear, phase: Phase, place: Place, lap: Lap,
+) -> None:
     """One phase of the rows that have it; the other rows of `y` are not touched."""
     ours, of_x = (y, x) if phase.rows is None else (y.index_select(0, phase.rows), x.index_select(0, phase.rows))
     _add_(ours, of_x, added, phase.step, lap)
