@@ -14,6 +14,10 @@ from .vocabulary import Vocabulary
 from .watch import FileState, Watched
 
 
+MOST_TWINS = 3
+"""names of the same content that a note has"""
+
+
 @dataclass(slots=True)
 class Record:
     info: AdapterInfo
@@ -63,9 +67,11 @@ class Records(dict[str, Record]):
         self[kept] = Record(info, record.source, vocabulary=record.vocabulary, pages=record.pages, leaving=True, replaced=True)
         return kept
 
-    def twins(self, info: AdapterInfo) -> list[str]:
-        """Other names of the same content."""
-        return [name for name, known in self.infos().items() if known.digest == info.digest and name != info.name]
+    def twins_note(self, info: AdapterInfo) -> tuple[str, ...]:
+        """Which other names have the same content, in words; nothing for none."""
+        twins = [name for name, known in self.infos().items() if known.digest == info.digest and name != info.name]
+        more = f" and {len(twins) - MOST_TWINS} more" if len(twins) > MOST_TWINS else ""
+        return (f"the same content as {', '.join(map(repr, twins[:MOST_TWINS]))}{more}",) if twins else ()
 
     def neighbours(self, name: str) -> tuple[str, ...]:
         """Other names that were loaded from the same files and keep other content than `name` has."""

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..kernels.rank_pages import RankPool
-from .adapter_read import Progress, ReadAdapter, differences, read_adapter
+from .adapter_read import Progress, ReadAdapter, differences
+from .adapter_reader import AdapterReader
 from .adapter_records import Record, Records
 from .adapter_users import AdapterUsers
 from .adapters.adapter import Adapter
-from .adapters.describe import CHANGES_NOTHING
 from .adapters.errors import AdapterError
 from .beside import Work
-from .chat import own_template_note
 from .fetches import Fetches, Want
 from .invocation import kept_invocation, with_invocation
 from .protocol import (
@@ -40,16 +39,12 @@ from .protocol import (
 )
 from .routing import Routing
 from .tiers import Tiers
-from .vocabulary import Vocabulary, own_vocabulary, vocabulary_of
+from .vocabulary import Vocabulary, vocabulary_of
 from .watch import FileState, Watched
 
 if TYPE_CHECKING:
     from .models.decoder import Decoder
     from .tokenizer import Tokenizer
-
-
-MOST_TWINS = 3
-"""names of the same content that a note has"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +68,12 @@ class AdapterStore:
     ) -> None:
         """`forgotten(why, digest)` is called when no name means the content `digest` any more. `wake`: see Fetches;
         `pages`: see Tiers."""
-        self._facts, self._emit, self._tokenizer, self._chat_template = decoder.facts, emit, tokenizer, chat_template
-        self._forgotten = forgotten
+        self._emit, self._tokenizer, self._forgotten = emit, tokenizer, forgotten
         self._base_vocabulary = Vocabulary(tokenizer, decoder.facts.vocab, decoder.facts.vocab)
         self._records = Records()
         self._tiers = Tiers(decoder, self._records, slots, pages, host_bytes, emit)
         self._host, self._pool = self._tiers.host, self._tiers.pool
+        self._reader = AdapterReader(decoder.facts, self._tiers, self._base_vocabulary, chat_template)
         self._fetches = Fetches(self._tiers, self._records, decoder.facts, wake)
         self._users = AdapterUsers(self._records, self._pool)
         self._lock = RLock()
@@ -92,21 +87,8 @@ class AdapterStore:
         self, path: str | os.PathLike[str], name: str | None = None,
         progress: Progress = lambda done, total: None, cancelled: Callable[[], bool] = lambda: False,
     ) -> ReadAdapter:
-        """Read an adapter for this base and keep nothing of it; any thread may. See `read_adapter`.
-
-        It is made ready for the slot that `name` has.
-        """
-        read = read_adapter(path, name, self._facts, progress, cancelled)
-        self._tiers.check(read.adapter)
-        vocabulary, notes = own_vocabulary(read.adapter, self._base_vocabulary)
-        if note := own_template_note(read.source.exact, self._chat_template):
-            notes += (note,)
-        if CHANGES_NOTHING not in read.adapter.info.notes and self._tiers.leaves_base(read.adapter):
-            notes += (CHANGES_NOTHING,)
-        info = msgspec.structs.replace(read.adapter.info, notes=(*read.adapter.info.notes, *notes))
-        adapter = self._tiers.prepared(Adapter(info, read.adapter.weights))
-        ready = self._tiers.ready(name, adapter, read_ms=read.ms) if name is not None and self.in_slots([name]) else None
-        return replace(read, adapter=adapter, vocabulary=vocabulary, ready=ready)
+        """Read an adapter for this base and keep nothing of it; any thread may. See `AdapterReader.read`."""
+        return self._reader.read(path, name, progress, cancelled)
 
     def add(self, read: ReadAdapter, name: str | None = None) -> AdapterInfo:
         """Take what was read into the host tier under `name`, or a free name made from its folder's.
@@ -360,10 +342,7 @@ class AdapterStore:
 
     def _named(self, adapter: Adapter, name: str) -> Adapter:
         info = msgspec.structs.replace(adapter.info, name=name)
-        notes = info.notes
-        if twins := self._records.twins(info):
-            more = f" and {len(twins) - MOST_TWINS} more" if len(twins) > MOST_TWINS else ""
-            notes = (*notes, f"the same content as {', '.join(map(repr, twins[:MOST_TWINS]))}{more}")
+        notes = (*info.notes, *self._records.twins_note(info))
         invocation = self.text(info.invocation_tokens) if info.invocation_tokens else ""
         return replace(adapter, info=msgspec.structs.replace(info, notes=notes, invocation=invocation))
 
