@@ -13,7 +13,6 @@ from .protocol import AdapterInfo
 from .vocabulary import Vocabulary
 from .watch import FileState, Watched
 
-
 MOST_TWINS = 3
 """names of the same content that a note has"""
 
