@@ -6,6 +6,7 @@ linear multiplies its result by 1 / rms(x).
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from .packed_linear import packed_linear, packed_scratch
 from .rank_pages import MAX_PAGES, RankRows, rank_delta
 from .repacked import RepackedWeight
 from .tiles import linear_tile, rank_tile_pages, row_tiles
-from .triton_compat import runs_triton
+from .triton_compat import INTERPRETED, runs_triton
 
 Glu = Literal["", "silu", "gelu_tanh"]
 MAX_ROWS = 64
@@ -53,32 +54,38 @@ class LinearWork:
     """Scratch of one linear with rank rows."""
 
     counters: Tensor
-    """int32, zero when a step begins: tiles of H that are done, then the parts of each"""
+    """int32, zero when a step begins: what of the rank rows and the norm is done (rank_programs.py)"""
     h: Tensor
-    """H [slices, rows, MAX_PAGES * 16]; every linear of a step writes it anew, as `partials` and `sums`"""
+    """H [slices, rows, MAX_PAGES * 16]; every linear of a step writes it anew, as all that follows"""
     partials: Tensor
+    added: Tensor
+    """fp32 [rows, d_out]: H B^T"""
+    inverses: Tensor
+    """fp32 [rows]: 1 / rms"""
     arrivals: Tensor
     """int32, zero when a step begins: programs of a packed matrix that are done with a tile"""
     sums: Tensor
 
 
 class DecodeWork:
-    """Scratch of all linears of a step of up to `rows` rows; `linears` names their d_in and slices in the order of the step, `packed` its
-    packed matrices in any order."""
+    """Scratch of all linears of a step of up to `rows` rows; `linears` names their d_in, d_out and slices in the order of the step,
+    `packed` its packed matrices in any order."""
 
     def __init__(
-        self, rows: int, linears: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device,
+        self, rows: int, linears: Sequence[tuple[int, int, int]], dtype: torch.dtype, device: torch.device,
         packed: Sequence[RepackedWeight] = (),
     ) -> None:
         row_tile, tiles = row_tiles(rows)
-        places = tiles * MAX_PAGES * max(slices for _, slices in linears)
+        places = tiles * MAX_PAGES * max(slices for _, _, slices in linears)
         cells, sums = (max(counts, default=0) for counts in zip(*(packed_scratch(weight, rows) for weight in packed), strict=True)) \
             if packed else (0, 0)
-        self._tiles_of_h = 4 + places
-        self._counters = torch.zeros(len(linears), self._tiles_of_h + -(-cells // 4) * 4, dtype=torch.int32, device=device)
+        self._cells = 4 + places
+        self._counters = torch.zeros(len(linears), self._cells + -(-cells // 4) * 4, dtype=torch.int32, device=device)
         self._sums = torch.empty(sums, dtype=torch.float32, device=device)
         self._h = torch.empty(places * row_tile * 16, dtype=dtype, device=device)
-        parts = max(slices * -(-d_in // linear_tile(d_in, d_in, False, dtype.itemsize, rows).rank_depth) for d_in, slices in linears)
+        parts = max(slices * -(-d_in // linear_tile(d_in, d_in, False, dtype.itemsize, rows).rank_depth) for d_in, _, slices in linears)
+        self._added = torch.empty(tiles * row_tile * max(d_out for _, d_out, _ in linears), dtype=torch.float32, device=device)
+        self._inverses = torch.empty(tiles * row_tile, dtype=torch.float32, device=device)
         self._partials = torch.empty(tiles * MAX_PAGES * parts * row_tile * 16, dtype=torch.float32, device=device)
 
     def begin(self) -> None:
@@ -88,7 +95,8 @@ class DecodeWork:
     def lane(self, index: int) -> LinearWork:
         """Of the linear at `index` in the step."""
         counters = self._counters[index]
-        return LinearWork(counters[: self._tiles_of_h], self._h, self._partials, counters[self._tiles_of_h :], self._sums)
+        return LinearWork(counters[: self._cells], self._h, self._partials, self._added, self._inverses,
+                          counters[self._cells :], self._sums)
 
 
 def decode_linear(
@@ -102,11 +110,11 @@ def decode_linear(
     x [rows, d_in], rows <= MAX_ROWS; weight [n, d_in]; bias [n]; out [rows, n], or [rows, n/2] with `glu`. All of one dtype, sums in
     fp32. 1 / rms = rsqrt(sum(norm.parts) / norm.width + eps), 1 without `norm`. A row does not depend on the other rows.
 
-    As a kernel: `work` with `rank`; residual.squares has at least `square_parts(d_in, n, dtype)` parts. A row's bits do not depend on how
-    many rows there are, nor on the pages that do not act on it; without active pages they are those without `rank`. x * norm_weight is not
-    divided by rms before it is multiplied: fp16, which that may overflow, takes `residual_norm` and no `norm`. `stamp`: an int64 tensor and
-    the place in it where the kernel stores the device's clock, in ns, when it begins. A packed `weight` is gated where `glu` is, its `work`
-    was made with it, and residual.squares has at least `packed_square_parts(weight)` parts.
+    As a kernel: `work` with `rank` or `norm`; residual.squares has at least `square_parts(d_in, n, dtype)` parts. A row's bits do not
+    depend on how many rows there are, nor on the pages that do not act on it; without active pages they are those without `rank`.
+    x * norm_weight is not divided by rms before it is multiplied: fp16, which that may overflow, takes `residual_norm` and no `norm`.
+    `stamp`: an int64 tensor and the place in it where the kernel stores the device's clock, in ns, when it begins. A packed `weight` is
+    gated where `glu` is, its `work` was made with it, and residual.squares has at least `packed_square_parts(weight)` parts.
     """
     if isinstance(weight, RepackedWeight):
         packed_linear(x, weight, bias, out, norm, glu, residual, rank, work, stamp)
@@ -155,22 +163,23 @@ def _launch(
     d_out = weight.shape[0]
     tile = linear_tile(d_in, d_out, bool(glu), x.element_size(), rows)
     row_tile, cuts = row_tiles(rows)
-    ends = (d_out // 2,) if glu else (d_out,) if rank is None else rank.pool.ends
-    tiles = sum(-(-(end - start) // tile.columns) for start, end in zip((0, *ends), ends, strict=False))
-    squares = residual.squares if residual else None
+    pool, squares = rank.pool if rank else None, residual.squares if residual else None
+    ends = (d_out // 2, d_out, d_out) if glu else (*(pool.ends if pool else ()), d_out, d_out, d_out)[:3]
+    tiles = sum(-(-(end - start) // tile.columns) for start, end in pairwise((0, *ends[: 1 if glu else 3])))
+    programs = 0 if rank is None else 1 if INTERPRETED else tile.rank_programs
     parts = norm or squares
-    pool = rank.pool if rank else None
-    programs = tile.rank_programs if rank else 0
-    linear_kernel[(programs + tiles * cuts,)](
+    linear_kernel[(programs + (norm is not None) + tiles * cuts,)](
         x, weight, bias, out, norm and norm.parts, residual and residual.stream, residual and residual.next_weight,
         squares and squares.parts, pool and pool.a[:, rank.layer], pool and pool.b[:, rank.layer], rank and rank.pages,
-        rank and rank.weights, work and work.h, work and work.partials, work and work.counters, stamp and stamp[0][stamp[1] :],
+        rank and rank.weights, work and work.h, work and work.partials, work and work.added, work and work.inverses,
+        work and work.counters, stamp and stamp[0][stamp[1] :],
         rows, x.stride(0), out.stride(0), parts.parts.stride(0) if parts else 0, rank.weights.stride(0) if rank else 0,
         pool.a.stride(0) if pool else 0, pool.b.stride(0) if pool else 0, norm.width if norm else 1, norm.eps if norm else 0.0,
         residual.scale if residual else 1.0,
-        D_IN=d_in, E0=ends[0], E1=ends[min(1, len(ends) - 1)], E2=ends[-1], SLICES=pool.slices if pool else 1, GLU=glu,
+        D_IN=d_in, E0=ends[0], E1=ends[1], E2=ends[2], SLICES=pool.slices if pool else 1, GLU=glu,
         BM=row_tile, ROW_TILES=cuts, BN=tile.columns, BK=tile.depth, STAGES=tile.stages, TILES=tiles,
         PARTS=norm.parts.shape[0] if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
         DEPTH=tile.rank_depth, STEP=tile.rank_step, PAGES=rank_tile_pages(rows), PROGRAMS=programs,
-        LANES=4, LEVELS=tile.columns.bit_length() - 1, CHUNK=tile.rank_chunk, MEET=tile.meet, MAX_PAGES=MAX_PAGES, num_warps=tile.warps,
+        LEVELS=tile.columns.bit_length() - 1, EN=tile.rank_columns, CHUNK=tile.rank_chunk, MEET=tile.meet, MAX_PAGES=MAX_PAGES,
+        num_warps=tile.warps,
     )

@@ -6,7 +6,8 @@ are taken off by a product of x with a constant; that product is a sum of x over
 share the inputs of a tile put their sums down; the last to arrive adds them in their order. Rank rows are as in `linear_kernel`.
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
-from .decode_linear_triton import gated, inverse_rms, rank_ready, rank_tasks
+from .decode_linear_triton import gated
+from .rank_programs import inverse_rms, rank_ready, rank_tasks
 from .triton_compat import tl, triton
 from .unpack_codes import codes, field_addresses, half, signed_bytes, small_number
 

@@ -24,10 +24,12 @@ class LinearTile:
     rank_step: int
     rank_programs: int
     """programs that do nothing but rank tasks"""
+    rank_columns: int
+    """outputs of a rank program's task"""
     rank_chunk: int
-    """rank rows that are added in one step"""
+    """rank rows of one step of it"""
     meet: int
-    """the step of the loop in which they are added"""
+    """the step of the loop in which the base product takes what the rank programs made"""
 
 
 def linear_tile(d_in: int, d_out: int, glu: bool, itemsize: int, rows: int) -> LinearTile:
@@ -38,7 +40,7 @@ def linear_tile(d_in: int, d_out: int, glu: bool, itemsize: int, rows: int) -> L
     if glu and columns > 16:
         columns //= 2
     stages = max(3, min(8, SHARED_BYTES // stage + 1))
-    return LinearTile(columns, depth, stages, 4, *_rank_tasks(d_in, itemsize), 66, 64, max(0, -(-d_in // depth) - stages))
+    return LinearTile(columns, depth, stages, 4, *_rank_tasks(d_in, itemsize), 66, 64, 64, max(0, -(-d_in // depth) - stages))
 
 
 def row_tiles(rows: int) -> tuple[int, int]:

@@ -71,7 +71,7 @@ class Form:
             parts = torch.full((square_parts(self.d_in, n, self.dtype) + 3, rows), torch.nan, device=DEVICE)
             residual = Residual(stream, self.next_weight, RowSquares(parts, n, 1e-5), scale=0.5)
         out = torch.full((rows, n // 2 if self.glu else n), torch.nan, dtype=self.dtype, device=DEVICE)
-        work = work or DecodeWork(rows, [(self.d_in, len(self.ends))] * 2, self.dtype, DEVICE)
+        work = work or DecodeWork(rows, [(self.d_in, self.ends[-1], len(self.ends))] * 2, self.dtype, DEVICE)
         work.begin()
         decode_linear(x, self.weight, self.bias_values, out, norm=norm if self.norm else None, glu=self.glu, residual=residual, rank=rank,
                       work=work.lane(1), stamp=stamp)
@@ -204,7 +204,7 @@ def test_step_that_ended_early(seed: int) -> None:
     """What a step leaves in its scratch does not matter to the next."""
     form = Form(d_in=48, ends=(24, 40), dtype=torch.float32, ranks=(16, 40))
     given, rank = form.inputs(3), form.rank_rows([{0: 1.0}, {1: 2.0}, {}])
-    work = DecodeWork(3, [(48, 2)] * 2, torch.float32, DEVICE)
+    work = DecodeWork(3, [(48, 40, 2)] * 2, torch.float32, DEVICE)
     for _ in range(2):
         assert all(map(torch.equal, form.run(*given, rank), form.run(*given, rank, work)))
 

@@ -93,7 +93,7 @@ class Form:
         parts = torch.full((packed_square_parts(self.weight) + 3, rows), torch.nan, device=DEVICE)
         residual = Residual(stream, self.next_weight, RowSquares(parts, self.n, 1e-5), scale=0.5) if self.residual else None
         out = torch.full((rows, self.n // 2 if self.glu else self.n), torch.nan, dtype=self.dtype, device=DEVICE)
-        work = DecodeWork(rows, [(self.d_in, len(self.ends))] * 2, self.dtype, DEVICE, [self.weight])
+        work = DecodeWork(rows, [(self.d_in, self.ends[-1], len(self.ends))] * 2, self.dtype, DEVICE, [self.weight])
         work.begin()
         decode_linear(x, self.weight, self.bias_values, out, norm=RowSquares(squares, self.d_in, 1e-5) if self.norm else None,
                       glu=self.glu, residual=residual, rank=rank, work=work.lane(1))

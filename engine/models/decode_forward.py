@@ -65,8 +65,8 @@ class DecodeForward:
         linears = [(linear, index) for index, layer in enumerate(decoder.layers) for linear in layer.linears]
         linears.append((decoder.head, facts.layers))
         self._linears = DecodeWork(
-            most, [(linear.weight.shape[1], slices[linear.name]) for linear, _ in linears], decoder.dtype, decoder.device,
-            [linear.weight for linear, _ in linears if isinstance(linear.weight, RepackedWeight)])
+            most, [(linear.weight.shape[1], linear.weight.shape[0], slices[linear.name]) for linear, _ in linears],
+            decoder.dtype, decoder.device, [linear.weight for linear, _ in linears if isinstance(linear.weight, RepackedWeight)])
         self._lanes = {(linear.name, index): self._linears.lane(place) for place, (linear, index) in enumerate(linears)}
         parts = max(_square_parts(linear.weight) for layer in decoder.layers for linear in (layer.o, layer.down))
         self._squares = RowSquares(torch.zeros(parts, most, device=decoder.device), facts.hidden, facts.rms_eps)

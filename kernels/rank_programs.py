@@ -1,0 +1,147 @@
+"""What stands ready for the sums of a linear when its base product is done: the rank rows' share and 1 / rms, made beside it.
+
+A grid starts in order, and its first programs are these: they compute H = weights * (x A^T), wait for each other, which they can, for all
+of them run at once, and add up H B^T. counters[0] counts the tiles of H that are done, counters[1] what is done of all that the base
+product waits for, counters[2 + tile] the parts of a tile of H.
+"""
+# No `from __future__ import annotations` here: Triton reads the annotations of kernels.
+from .triton_compat import tl, triton
+
+
+@triton.jit
+def rank_tasks(
+    program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
+    D_IN: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr, ROW_TILES: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr,
+    PAGES: tl.constexpr, PROGRAMS: tl.constexpr, MAX_PAGES: tl.constexpr,
+):
+    """H of all active pages: h [slices, ROW_TILES * BM, MAX_PAGES * 16] in the dtype of x; a [pages, .., slices, 16, D_IN].
+
+    A task is `PAGES` pages of a slice for `BM` rows over `DEPTH` inputs.
+    """
+    SPLITS: tl.constexpr = (D_IN + DEPTH - 1) // DEPTH
+    LANES: tl.constexpr = 4
+    N: tl.constexpr = PAGES * 16
+    count = tl.load(pages)
+    groups = (count + PAGES - 1) // PAGES
+    c = tl.arange(0, N)
+    lane = tl.arange(0, LANES)[:, None]
+    for task in range(program, ROW_TILES * SLICES * groups * SPLITS, PROGRAMS):
+        part = task % SPLITS
+        tile = task // SPLITS
+        s = tile % SLICES
+        m = tile // SLICES % ROW_TILES * BM + tl.arange(0, BM)
+        here = (m < rows)[:, None]
+        group = tile // SLICES // ROW_TILES
+        place = group * PAGES + c // 16
+        acts = place < count
+        page = tl.load(pages + 1 + place, mask=acts, other=0).to(tl.int64)
+        column = tl.load(pages + 1 + MAX_PAGES + place, mask=acts, other=0)
+        weight = tl.load(row_weights + m[:, None] * weights_row + column[None, :], mask=here & acts[None, :], other=0.0)
+        first = page * a_page + (s * 16 + c % 16) * D_IN
+        sums = tl.zeros((LANES, BM, N), tl.float32)
+        for k in tl.range(0, DEPTH, STEP, num_stages=4):
+            d = part * DEPTH + k + lane * (STEP // LANES) + tl.arange(0, STEP // LANES)[None, :]
+            known = d < (D_IN if D_IN % DEPTH != 0 or DEPTH % STEP != 0 else 1 << 30)
+            rank = tl.load(a + first[None, None, :] + d[:, :, None], mask=known[:, :, None] & acts[None, None, :], other=0.0)
+            xs = tl.load(x + m[None, :, None] * x_row + d[:, None, :], mask=here[None] & known[:, None, :], other=0.0)
+            sums = tl.dot(xs, rank, sums, input_precision="ieee")
+        sums = tl.sum(sums, 0)
+        into = h + (s * (ROW_TILES * BM) + m[:, None]) * (MAX_PAGES * 16) + group * N + c[None, :]
+        if SPLITS == 1:
+            tl.store(into, (sums * weight).to(h.dtype.element_ty))
+            tl.debug_barrier()
+            tl.atomic_add(counters, 1, sem="release")
+        else:
+            parts = partials + (tile * SPLITS * BM + tl.arange(0, BM)[:, None]) * N + c[None, :]
+            tl.store(parts + part * (BM * N), sums)
+            tl.debug_barrier()
+            if tl.atomic_add(counters + 2 + tile, 1, sem="acq_rel") == SPLITS - 1:
+                sums = tl.load(parts, cache_modifier=".cg")
+                for other in tl.static_range(1, SPLITS):
+                    sums += tl.load(parts + other * (BM * N), cache_modifier=".cg")
+                tl.store(into, (sums * weight).to(h.dtype.element_ty))
+                tl.debug_barrier()
+                tl.atomic_add(counters, 1, sem="release")
+
+
+@triton.jit
+def tiles_of_h(count, SLICES: tl.constexpr, ROW_TILES: tl.constexpr, PAGES: tl.constexpr):
+    return ROW_TILES * SLICES * ((count + PAGES - 1) // PAGES)
+
+
+@triton.jit
+def rank_ready(counters, count, SLICES: tl.constexpr, ROW_TILES: tl.constexpr, PAGES: tl.constexpr):
+    """Return when all of H is there."""
+    wanted = tiles_of_h(count, SLICES, ROW_TILES, PAGES)
+    done = tl.atomic_add(counters, 0, sem="acquire")
+    while done < wanted:
+        done = tl.atomic_add(counters, 0, sem="acquire")
+
+
+@triton.jit
+def place_of(tile, E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, BN: tl.constexpr):
+    """The slice of an output tile, its first output and where the slice ends: no tile lies in two slices."""
+    T0: tl.constexpr = (E0 + BN - 1) // BN
+    T1: tl.constexpr = T0 + (E1 - E0 + BN - 1) // BN
+    s = tl.where(tile >= T0, 1, 0) + tl.where(tile >= T1, 1, 0)
+    start = tl.where(s == 0, 0, tl.where(s == 1, E0, E1))
+    end = tl.where(s == 0, E0, tl.where(s == 1, E1, E2))
+    return s, start + (tile - tl.where(s == 0, 0, tl.where(s == 1, T0, T1))) * BN, end
+
+
+@triton.jit
+def outputs_of_rank(E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, EN: tl.constexpr):
+    """How many tiles of `EN` outputs there are."""
+    return (E0 + EN - 1) // EN + (E1 - E0 + EN - 1) // EN + (E2 - E1 + EN - 1) // EN
+
+
+@triton.jit
+def rank_outputs(
+    program, added, h, b, pages, counters, b_page,
+    E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr, ROW_TILES: tl.constexpr, EN: tl.constexpr,
+    PAGES: tl.constexpr, PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
+):
+    """added [ROW_TILES * BM, E2] fp32 = H B^T; b [pages, .., E2, 16]. A page is one step of the tensor cores, so others add exact zeros."""
+    count = tl.load(pages)
+    tasks = tl.where(count > 0, outputs_of_rank(E0, E1, E2, EN) * ROW_TILES, 0)
+    if program < tasks:
+        rank_ready(counters, count, SLICES, ROW_TILES, PAGES)
+    for task in range(program, tasks, PROGRAMS):
+        s, first, end = place_of(task // ROW_TILES, E0, E1, E2, EN)
+        s = tl.minimum(s, SLICES - 1)
+        m = task % ROW_TILES * BM + tl.arange(0, BM)
+        n = first + tl.arange(0, EN)
+        inside = (n < end)[None, :]
+        sums = tl.zeros((BM, EN), tl.float32)
+        for k in tl.range(0, count * 16, CHUNK, num_stages=3):
+            r = k + tl.arange(0, CHUNK)
+            acts = r // 16 < count
+            page = tl.load(pages + 1 + r // 16, mask=acts, other=0).to(tl.int64)
+            place = tl.max_contiguous(tl.multiple_of(page * b_page + r % 16, 16), 16)
+            up = tl.load(b + place[:, None] + n[None, :] * 16, mask=acts[:, None] & inside, other=0.0)
+            down = tl.load(h + (s * (ROW_TILES * BM) + m[:, None]) * (MAX_PAGES * 16) + r[None, :], mask=acts[None, :], other=0.0,
+                           cache_modifier=".cg")
+            sums = tl.dot(down, up, sums, input_precision="ieee")
+        tl.store(added + m[:, None] * E2 + n[None, :], sums, mask=inside)
+        tl.debug_barrier()
+        tl.atomic_add(counters + 1, 1, sem="release")
+
+
+@triton.jit
+def row_sums(x, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
+    """Sums of the rows of x [BM, WIDTH = 2^LEVELS], neighbours first: the order does not depend on BM, as that of `tl.sum` may."""
+    BM: tl.constexpr = x.shape[0]
+    for level in tl.static_range(LEVELS):
+        x = tl.sum(tl.reshape(x, (BM, WIDTH >> level + 1, 2)), 2)
+    return tl.reshape(x, (BM,))
+
+
+@triton.jit
+def inverse_rms(parts, rows, m, parts_row, width, eps, BM: tl.constexpr, PARTS: tl.constexpr):
+    """1 / rms of rows m, from sums of squares [PARTS, rows] that are added in one order, whatever BM."""
+    part = tl.arange(0, 32)
+    total = tl.zeros((BM, 32), tl.float32)
+    for first in tl.static_range(0, PARTS, 32):
+        known = (m < rows)[:, None] & (first + part < PARTS)[None, :]
+        total += tl.load(parts + (first + part)[None, :] * parts_row + m[:, None], mask=known, other=0.0)
+    return tl.rsqrt(row_sums(total, 32, 5) / width + eps)
