@@ -17,7 +17,7 @@ from .models.facts import ModelFacts, linear_layout, module_shapes
 if TYPE_CHECKING:
     from .adapters.adapter import Adapter, AdapterWeights
 
-PART_BYTES = 4 << 20
+PART_BYTES = 2 << 20
 """of pinned memory that are asked for at once: the device takes no launches meanwhile, nearly a millisecond for each MiB"""
 
 

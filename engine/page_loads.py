@@ -1,7 +1,7 @@
 """Copies into pages, beside the steps of a CUDA device: no step waits for one but the first that reads what it brings, on the device."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,19 +22,19 @@ class PageLoads:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> PageLoad:
-        """Copy into the first of each pair what the second holds in RAM, once the steps that were launched before have ended.
+    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> PageLoad:
+        """Copy each of `sources`, in RAM, into its target once the steps that were launched before have ended.
 
-        Both are contiguous. Of pinned memory nothing waits here; it may be forgotten at once.
+        All are contiguous. Of pinned memory nothing waits here; it may be forgotten at once.
         """
+        if not sources:
+            return PageLoad()
         if self._stream is None:
-            for target, source in pairs:
-                target.copy_(source)
+            torch._foreach_copy_(targets, sources)
             return PageLoad()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            for target, source in pairs:
-                target.copy_(source, non_blocking=True)
+            torch._foreach_copy_(targets, sources, non_blocking=True)
         return PageLoad(self._stream.record_event())
 
     def wait(self, load: PageLoad) -> None:

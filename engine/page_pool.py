@@ -61,7 +61,8 @@ class PagePool:
             raise LookupError(f"too few pages of {', '.join(lacking)} are free; evict an adapter first")
         for kind, pages in taken.items():
             self._free[kind] -= set(pages)
-        return AdapterPages(taken, image.ranks, image.nbytes, self._loads.copy(self._copies(image, taken)))
+        load = self._loads.copy(self._targets(image, taken), [part.numbers for part in image.parts])
+        return AdapterPages(taken, image.ranks, image.nbytes, load)
 
     def leave(self, pages: AdapterPages) -> None:
         """Take them back. What is launched already may read them to its end."""
@@ -79,7 +80,7 @@ class PagePool:
     def views(self) -> tuple[PagesView, ...]:
         return tuple(PagesView(kind, self.count - free, self.count, self.image_bytes({kind: 1})) for kind, free in self.free.items())
 
-    def _copies(self, image: PageImage, taken: Mapping[str, tuple[int, ...]]) -> list[tuple[Tensor, Tensor]]:
-        """(where to, what) of each part of `image`."""
-        places = [(getattr(self.pools[part.kind], part.factor)[taken[part.kind][part.page]], part) for part in image.parts]
-        return [(page[part.first:part.first + len(part.numbers)], part.numbers) for page, part in places]
+    def _targets(self, image: PageImage, taken: Mapping[str, tuple[int, ...]]) -> list[Tensor]:
+        """Where each part of `image` goes."""
+        return [target for part in image.parts if not part.first
+                for target in getattr(self.pools[part.kind], part.factor)[taken[part.kind][part.page]].split(len(part.numbers))]

@@ -177,7 +177,7 @@ def test_those_that_run_go_on_until_the_pages_of_another_are_filled(make: Callab
     bench = make(pages=4)
     monkeypatch.setattr(PageLoads, "wait", lambda self, load: None)
     copy, slow = PageLoads.copy, [0]
-    monkeypatch.setattr(PageLoads, "copy", lambda self, pairs: copy(self, pairs) and PageLoad(_Copying(slow[0])))
+    monkeypatch.setattr(PageLoads, "copy", lambda self, *parts: copy(self, *parts) and PageLoad(_Copying(slow[0])))
     bench.submit(1, mix=(AdapterUse("one"),))
     bench.run(3)
     slow[0] = 2
