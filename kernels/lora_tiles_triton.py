@@ -32,10 +32,9 @@ def shrink_kernel(
         here = (m < rows)[:, None]
         d = split * depth + tl.arange(0, BK)
         xs = x + m.to(tl.int64)[:, None] * x_row
-        end = tl.minimum(d_in, split * depth + depth)
         sums = tl.zeros((BM, UNITS * 16), tl.float32)
         for k in tl.range(0, depth, BK, num_stages=STAGES):
-            known = d + k < end
+            known = d + k < d_in
             rank = tl.load(a + first[None, :] + (d + k)[:, None], mask=known[:, None] & acts[None, :], other=0.0)
             xk = tl.load(xs + (d + k)[None, :], mask=here & known[None, :], other=0.0)
             sums = tl.dot(xk, rank, sums, input_precision="ieee")
@@ -59,7 +58,7 @@ def shrink_kernel(
                      mask=here & acts[None, :])
 
 
-@triton.jit(do_not_specialize=["rows", "most", "slices", "end0", "end1", "end2", "tiles0", "tiles1"],
+@triton.jit(do_not_specialize=["rows", "most", "slices", "tiles0", "tiles1"],
             do_not_specialize_on_alignment=["counts", "pages", "touched"])
 def expand_kernel(
     y, b, counts, pages, touched, h, rows, y_row, b_page, h_row, most, slices, end0, end1, end2, tiles0, tiles1,

@@ -82,26 +82,34 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _top(scaled: Tensor, draws: Sequence[Draw], top_p: Tensor) -> Tensor:
-    """Keeps the top_k best, and of them the fewest whose probabilities reach top_p (the best always)."""
+    """Keeps the top_k best, and of them the fewest whose probabilities reach top_p (the best always); equals are kept or cut together."""
     vocab = scaled.shape[-1]
     keep = [draw.top_k if 0 < draw.top_k < vocab else vocab for draw in draws]
-    ordered, order = torch.topk(scaled, max(keep), dim=-1)
-    rank = torch.arange(max(keep), device=scaled.device)
-    ordered = ordered.masked_fill(rank >= torch.tensor(keep, device=scaled.device)[:, None], -torch.inf)
+    if (most := max((count for count in keep if count < vocab), default=0)) > 0:
+        last = torch.tensor([min(count, most) - 1 for count in keep], device=scaled.device)[:, None]
+        least = torch.topk(scaled, most, dim=-1).values.gather(1, last)
+        bounded = torch.tensor([count < vocab for count in keep], device=scaled.device)[:, None]
+        scaled = scaled.masked_fill(bounded & (scaled < least), -torch.inf)
+    if all(draw.top_p >= 1.0 for draw in draws):
+        return scaled
+    ordered = torch.topk(scaled, int((scaled > -torch.inf).sum(-1).max()), dim=-1).values
     probabilities = ordered.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities
-    cut = (before >= top_p) & (top_p < 1.0)
-    cut[:, 0] = False
-    return torch.full_like(scaled, -torch.inf).scatter_(-1, order, ordered.masked_fill(cut, -torch.inf))
+    within = (probabilities.cumsum(-1) - probabilities < top_p) | (top_p >= 1.0)
+    within[:, 0] = True
+    return scaled.masked_fill(scaled < ordered.masked_fill(~within, torch.inf).amin(-1, keepdim=True), -torch.inf)
 
 
 def gumbel(seed: int, position: int, vocab: int, device: torch.device | str = "cpu") -> Tensor:
     """[vocab] float64 Gumbel noise, a pure function of (seed, position, token id): equal in any batch and on any device."""
-    key = _mix_int(_mix_int(seed & _MASK) ^ (position & _MASK))
-    key = key - (1 << 64) if key >> 63 else key
-    bits = _mix(torch.arange(vocab, dtype=torch.int64, device=device) * -7046029254386353131 + key)
+    bits = _mix(torch.arange(vocab, dtype=torch.int64, device=device) * -7046029254386353131 + noise_key(seed, position))
     uniform = ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
     return -torch.log(-torch.log(uniform))
+
+
+def noise_key(seed: int, position: int) -> int:
+    """What the noise of all tokens at `position` is made of, as a signed number of 64 bits."""
+    key = _mix_int(_mix_int(seed & _MASK) ^ (position & _MASK))
+    return key - (1 << 64) if key >> 63 else key
 
 
 def _mix_int(x: int) -> int:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import torch
 
+from lora_bench.kernels.device_sampling import DRAW_WORDS, DeviceSampler
 from lora_bench.kernels.sampling import Draw, gumbel, sample
 
 
@@ -85,3 +86,21 @@ def test_noise_is_a_function_of_seed_position_and_token() -> None:
     for other in (gumbel(8, 3, 1000), gumbel(7, 4, 1000)):
         assert torch.corrcoef(torch.stack((a, other)))[0, 1].abs() < 0.15
     assert abs(a.mean().item() - 0.5772) < 0.2  # Euler's constant is the mean of the law
+
+
+def test_equal_numbers_are_kept_or_cut_together() -> None:
+    logits = torch.log(torch.tensor([[0.1, 0.2, 0.2, 0.1, 0.4]]))
+    assert _possible(logits, top_k=2) == {1, 2, 4}
+    assert _possible(logits, top_p=0.5) == {1, 2, 4}
+    assert _possible(logits, top_k=2, top_p=0.45) == {4}
+
+
+def test_a_device_sampler_without_triton_draws_as_sample_does() -> None:
+    host = torch.zeros(4, DRAW_WORDS, dtype=torch.int64)
+    sampler = DeviceSampler(host.numpy(), host, 4)
+    tokens = torch.full((3,), -7)
+    draws = [Draw(temperature=1.0, seed=5, position=9), Draw()]
+    logits = torch.cat((LOGITS, LOGITS, torch.tensor([[1.0, 2.0, float("nan"), 3.0]])))
+    sampler.set(draws)
+    sampler.run(logits, tokens)
+    assert tokens.tolist() == [*sample(logits[:2], draws), -1]
