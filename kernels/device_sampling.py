@@ -13,7 +13,7 @@ from .sampling import Draw, noise_key, sample
 from .triton_compat import INTERPRETED, runs_triton
 
 DRAW_WORDS = 9
-"""int64 of a row: temperature, log of min_p, top_p, penalty (fp64 each); key of the noise, end of its ids, top_k, address and end of `seen`"""
+"""int64 of a row: temperature, log of min_p, top_p, penalty (as fp64); key of noise, end of its ids, top_k, address and end of `seen`"""
 PARTS = 1 if INTERPRETED else 32
 """programs of a row; the interpreter runs one after another, and none may wait for a later one"""
 BLOCK = 512
@@ -23,8 +23,8 @@ BLOCK = 512
 class DeviceSampler:
     """Draws for up to as many rows as `host` has, as `sample` does: to the same tokens but where two draws are within rounding.
 
-    `host` [rows, DRAW_WORDS] int64 is memory of the caller, who uploads it to `device` between `set` and what `run` launches; both are always
-    at the same addresses.
+    `host` [rows, DRAW_WORDS] int64 is memory of the caller, who uploads it to `device` between `set` and what `run` launches; both stay at
+    their addresses.
     """
 
     def __init__(self, host: np.ndarray, device: Tensor, columns: int) -> None:

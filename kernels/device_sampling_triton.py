@@ -47,7 +47,7 @@ def _least(
     logits, seen, vocab, seen_end, penalty, most, floor, temperature, target, shares, counter, met, start, end,
     BY_MASS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """The largest number c for which the logits >= c (of those >= floor) are `target` many, or have that share of the mass. 4 bits a pass."""
+    """The largest number c for which the logits >= c, of those >= floor, are `target` many or that share of the mass; 4 bits a pass."""
     j = tl.arange(0, 16)
     part = tl.arange(0, PARTS)
     low = tl.full((), 0, tl.int64)
