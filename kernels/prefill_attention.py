@@ -45,15 +45,16 @@ class Pieces:
 
 
 def takes_pieces(caches: Tensor) -> bool:
-    """Whether `prefill_attention` can be used with caches [layers, 2, kv_heads, blocks, block_tokens, d] like these."""
-    return runs_triton(caches) and caches.shape[5] <= WIDEST
+    """Whether `prefill_attention` can be used with caches [layers, 2, kv_heads, blocks, block_tokens, d] like these: it counts the
+    numbers of a head in 31 bits."""
+    return runs_triton(caches) and caches.shape[5] <= WIDEST and caches[0, 0, 0].numel() < 1 << 31
 
 
 def cut_pieces(spans: Sequence[Span], caches: Tensor, heads: int, window: int = 0) -> Pieces:
     """The pieces of `spans` for `heads` query heads, in layers whose rows see the last `window` tokens only (0: all)."""
     kv_heads, size = caches.shape[2], caches.shape[5]
     group = heads // kv_heads
-    queries, tile, _, _ = _shape(size, group, caches.dtype)
+    queries, tile, *_ = _shape(size, group, caches.dtype)
     tiles, stretch = _tiles(spans, queries // group, tile, kv_heads, window)
     row, rows, position, table, first, end = tiles
     splits = -(-(end - first) // stretch)
@@ -119,20 +120,29 @@ def prefill_attention(q: Tensor, cache: Tensor, pieces: Pieces, scores: Scores) 
     """
     tokens, heads, size = q.shape
     _, kv_heads, blocks, block, _ = cache.shape
-    queries, tile, warps, stages = _shape(size, heads // kv_heads, cache.dtype)
+    queries, tile, warps, stages, registers = _shape(size, heads // kv_heads, cache.dtype)
     out = q.new_empty(tokens, heads * size)
     scale = size**-0.5 if scores.scale is None else scores.scale
     prefill_attention_kernel[(kv_heads, len(pieces.pieces))](
         q, cache, out, pieces.pieces, pieces.tables, pieces.parts, pieces.sums, pieces.arrived, blocks, pieces.tables.shape[1],
         q.stride(0), pieces.window, scale, scores.softcap, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, WIDTH=head_width(size), BLOCK=block,
-        SOFTCAP=scores.softcap != 0, WINDOWED=pieces.window != 0, QUERIES=queries, TILE=tile, STAGES=stages, num_warps=warps)
+        SOFTCAP=scores.softcap != 0, WINDOWED=pieces.window != 0, QUERIES=queries, TILE=tile, STAGES=stages, num_warps=warps,
+        maxnreg=registers)
     return out
 
 
-def _shape(size: int, group: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """Rows of a product (a row's heads that share keys each), keys taken at once, warps, reads under way."""
+def _shape(size: int, group: int, dtype: torch.dtype) -> tuple[int, int, int, int, int | None]:
+    """Rows of a product (a row's heads that share keys each), keys taken at once, warps, reads under way, registers of a thread.
+
+    Two programs share a multiprocessor, so that one multiplies while the other takes exponents.
+    """
     if dtype == torch.float32:
-        queries, tile, warps, stages = (64, 32, 8, 1) if size <= 64 else (32, 32, 8, 1) if size <= 128 else (32, 16, 8, 1)
+        queries, tile, warps, stages, registers = (64, 32, 8, 1, None) if size <= 64 else (32, 32, 8, 1, None) if size <= 128 else (
+            32, 16, 8, 1, None)
+    elif size <= 64:
+        queries, tile, warps, stages, registers = 64, 128, 4, 3, None
+    elif size <= 128:
+        queries, tile, warps, stages, registers = 128, 64, 8, 3, 128
     else:
-        queries, tile, warps, stages = (128, 64, 4, 3) if size <= 64 else (128, 64, 8, 3) if size <= 128 else (64, 32, 8, 3)
-    return max(queries, power_of_two(group)), tile, warps, stages
+        queries, tile, warps, stages, registers = 64, 32, 8, 3, None
+    return max(queries, power_of_two(group)), tile, warps, stages, registers

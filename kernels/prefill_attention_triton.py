@@ -79,10 +79,10 @@ def _attend(most, total, acc, queries, places, first, last, end, table, keys, va
     for start in tl.range(first, last, TILE, num_stages=STAGES):
         key = start + tl.arange(0, TILE)
         if MASKED:
-            block = tl.load(table + key // BLOCK, mask=key < end, other=0).to(tl.int64)
+            block = tl.load(table + key // BLOCK, mask=key < end, other=0)
         else:
-            block = tl.load(table + key // BLOCK).to(tl.int64)
-        cell = (block * BLOCK + key % BLOCK) * SIZE
+            block = tl.load(table + key // BLOCK)
+        cell = block * (BLOCK * SIZE) + key % BLOCK * SIZE
         if MASKED or WIDTH > SIZE:
             there = (key < end)[:, None] & (d < SIZE)[None, :]
             k = tl.load(keys + cell[:, None] + d[None, :], mask=there, other=0.0)
