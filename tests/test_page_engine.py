@@ -16,9 +16,11 @@ from lora_bench.engine.fetches import Want
 from lora_bench.engine.models.facts import ModelFacts
 from lora_bench.engine.page_image import page_shapes
 from lora_bench.engine.page_loads import PageLoad, PageLoads
-from lora_bench.engine.protocol import AdapterUse, HostView, LoadModel, Mix, RequestQueued, SlotEvicted, SlotLoaded, StepFinished
+from lora_bench.engine.protocol import AdapterUse, HostView, LoadModel, Mix, RequestQueued, SlotEvicted, SlotLoaded, StepFinished, TokenIds
 from lora_bench.engine.slot_pool import MixTooLarge
 
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")])
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 Folder = Callable[..., Path]
 MIXES: tuple[Mix, ...] = (
     (AdapterUse("one"),), (AdapterUse("three", -0.7), AdapterUse("one", 0.5)), (AdapterUse("two", 2.0),), (), (AdapterUse("one", 0.0),),
@@ -28,19 +30,35 @@ MIXES: tuple[Mix, ...] = (
 
 
 @pytest.mark.calm
-def test_logits_are_those_of_adapters_held_whole(make: Callable[..., Bench], adapter_folder: Folder) -> None:
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_logits_are_those_of_adapters_held_whole(make: Callable[..., Bench], adapter_folder: Folder, device: str) -> None:
     deep = adapter_folder("deep", ("q_proj", "o_proj"), r=20)
-    whole, paged = make(), make(pages=5)
+    whole, paged = make(), make(pages=5, device=device, dtype="fp32")
     for bench in (whole, paged):
         bench.engine.load_adapter(str(deep), "deep")
     for mix in random.sample(MIXES, len(MIXES)):  # in three slots and five pages: adapters come and go
         ids = random_ids(30, random.randrange(1000))
-        torch.testing.assert_close(paged.engine.logits(ids, mix), whole.engine.logits(ids, mix), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(paged.engine.logits(ids, mix).cpu(), whole.engine.logits(ids, mix), **CLOSE)
     prompts = [(random_ids(20 + number, number), mix) for number, mix in enumerate(MIXES[:6])]
     for ours, theirs in zip(paged.engine.batch_logits(prompts), whole.engine.batch_logits(prompts), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours.cpu(), theirs, **CLOSE)
     assert paged.engine.snapshot().composed_bytes == 0 < whole.engine.snapshot().composed_bytes
     assert whole.engine.snapshot().pages == ()
+
+
+@pytest.mark.calm
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_replies_of_adapters_that_come_and_go_are_those_of_each_alone(make: Callable[..., Bench], device: str) -> None:
+    whole, paged = make(), make(pages=2, device=device, dtype="fp32")
+    asked = [(random_ids(random.randrange(2, 40), number), random.choice(MIXES[:5])) for number in range(14)]
+    for number, (ids, mix) in enumerate(asked):
+        paged.submit(number, TokenIds(ids), mix, max_tokens=random.randrange(1, 12))
+        paged.run(random.randrange(3))
+    paged.run()
+    assert paged.of(SlotEvicted) or len({use.name for _, mix in asked for use in mix if use.scale}) < 3
+    for number, (ids, mix) in enumerate(asked):
+        got = paged.ids(number)
+        assert whole.same(ids, mix, got, whole.reply(mix, prompt=TokenIds(ids), max_tokens=len(got)))
 
 
 def test_the_snapshot_counts_pages_and_an_unload_frees_them(make: Callable[..., Bench]) -> None:
