@@ -83,7 +83,7 @@ class SideStream:
         self.forked, self.joined = torch.cuda.Event(), torch.cuda.Event()
 
 
-def cut_tiles(weights: np.ndarray, lists: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device) -> RowTiles:
+def cut_tiles(weights: np.ndarray, lists: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], device: torch.device) -> RowTiles:
     """The tiles of a step. weights [rows, adapters] fp32, 0 where an adapter does not act; lists: (pages, the column of each)."""
     rows, adapters = weights.shape
     size = FEW_ROWS if rows <= FEW_ROWS else TILE_ROWS
@@ -91,11 +91,15 @@ def cut_tiles(weights: np.ndarray, lists: Sequence[tuple[Sequence[int], Sequence
     acting = weights != 0
     by_tile = np.logical_or.reduceat(acting, starts, 0)
     parts = [np.ascontiguousarray(weights).view(np.int32).ravel(), acting.any(1).astype(np.int32)]
+    orders: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
     for pages, columns in lists:
-        acts = by_tile[:, list(columns)]
-        counts = acts.sum(1)
-        order = np.argsort(~acts, 1, kind="stable")[:, : counts.max(initial=0)]
-        parts += [counts, np.array(pages, np.int32)[order].ravel(), np.array(columns, np.int32)[order].ravel()]
+        if columns not in orders:  # linears of several kinds have the same
+            acts = by_tile[:, list(columns)]
+            counts = acts.sum(1)
+            order = np.argsort(~acts, 1, kind="stable")[:, : counts.max(initial=0)]
+            orders[columns] = counts, order, np.array(columns, np.int32)[order].ravel()
+        counts, order, by_place = orders[columns]
+        parts += [counts, np.array(pages, np.int32)[order].ravel(), by_place]
     ends = np.cumsum([len(part) for part in parts])
     host = torch.from_numpy(np.concatenate([part.astype(np.int32, copy=False) for part in parts]))
     numbers = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

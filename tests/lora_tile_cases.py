@@ -75,5 +75,5 @@ def tile_case(rng: random.Random, rows: int, d_in: int, ends: tuple[int, ...], r
     pool = RankPool(a.to(dtype).to(device), b.to(dtype).to(device), ends)
     x = torch.randn(rows, d_in + 16)[:, :d_in].to(dtype).to(device)
     y = torch.randn(rows, ends[-1]).to(dtype).to(device)
-    tiles = cut_tiles(weights.numpy().astype(np.float32), [(pages, columns)], torch.device(device))
+    tiles = cut_tiles(weights.numpy().astype(np.float32), [(tuple(pages), tuple(columns))], torch.device(device))
     return TileCase(x, y, pool, tiles, weights.double(), tuple(pages), tuple(columns), rng.randrange(LAYERS))
