@@ -1,8 +1,9 @@
-"""Decode steps as CUDA graphs: captured once for each number of rows, with and without adapters, replayed ever after."""
+"""Decode steps as CUDA graphs: each kind is captured once, replayed ever after."""
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -14,36 +15,49 @@ class NoGraph(RuntimeError):
     """A step that cannot be captured; the text says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What tells the graph of one step from that of another."""
+
+    rows: int
+    adapters: bool
+    """act on some of them"""
+    random: bool
+    """some are drawn, not only the best token taken"""
+
+
 class DecodeGraphs:
-    """Graphs by (rows, whether adapters act), their memory shared. What a graph reads and writes must stay where it is."""
+    """Graphs by kind, their memory shared. What a graph reads and writes must stay where it is."""
 
     def __init__(self, device: torch.device, emit: Emit) -> None:
         self._device, self._emit = device, emit
-        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
+        self._problems: dict[Kind, str] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._problem = ""
 
-    def __contains__(self, key: tuple[int, bool]) -> bool:
+    def __contains__(self, kind: Kind) -> bool:
         """Whether `run` would capture nothing."""
-        return self._pool is None or key in self._graphs
+        return self._pool is None or kind in self._graphs
 
-    def run(self, key: tuple[int, bool], step: Callable[[], None]) -> None:
-        """`step`, which must do the same for the same `key` whenever it is called, on numbers that may differ.
+    def run(self, kind: Kind, step: Callable[[], None]) -> None:
+        """`step`, which must do the same for the same `kind` whenever it is called, on numbers that may differ.
 
-        On a CUDA device it is called twice for a new one: to compile its kernels, and to be captured; then its graph runs, as it does
+        On a CUDA device it is called twice for a new kind: to compile its kernels, and to be captured; then its graph runs, as it does
         each time. Raises NoGraph when that failed, now or before.
         """
-        if self._pool is None:
+        graph = self._graphs.get(kind)
+        if graph is not None:
+            graph.replay()
+        elif self._pool is None:
             step()
-            return
-        if self._problem:
-            raise NoGraph(self._problem)
-        if key not in self._graphs:
-            self._graphs[key] = self._captured(*key, step)
-        self._graphs[key].replay()
+        elif kind in self._problems:
+            raise NoGraph(self._problems[kind])
+        else:
+            graph = self._graphs[kind] = self._captured(kind, step)
+            graph.replay()
 
-    def _captured(self, rows: int, adapters: bool, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        self._emit(GraphCapturing(rows, adapters))
+    def _captured(self, kind: Kind, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        self._emit(GraphCapturing(kind.rows, kind.adapters, kind.random))
         began = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -57,8 +71,8 @@ class DecodeGraphs:
             with torch.cuda.graph(graph, pool=self._pool, stream=beside, capture_error_mode="thread_local"):
                 step()
         except Exception as error:
-            self._problem = f"the decode step of {rows} rows could not be captured: {sentence(error)}"
-            self._emit(GraphCaptured(rows, adapters, (time.perf_counter() - began) * 1e3, self._problem))
-            raise NoGraph(self._problem) from error
-        self._emit(GraphCaptured(rows, adapters, (time.perf_counter() - began) * 1e3))
+            problem = self._problems[kind] = f"the decode step of {kind.rows} rows could not be captured: {sentence(error)}"
+            self._emit(GraphCaptured(kind.rows, kind.adapters, kind.random, (time.perf_counter() - began) * 1e3, problem))
+            raise NoGraph(problem) from error
+        self._emit(GraphCaptured(kind.rows, kind.adapters, kind.random, (time.perf_counter() - began) * 1e3))
         return graph

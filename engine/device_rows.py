@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.decode_attention import DecodeRows
-from .blocks import BlockTable, blocks_for
+from ..kernels.device_sampling import DRAW_WORDS
+from .blocks import BLOCK_TOKENS, BlockTable, blocks_for
 from .mix import ActiveUse
 from .mix_history import MixHistory
 from .page_lists import MAX_COLUMNS
@@ -36,23 +37,28 @@ class _Row:
 class StepRows:
     """A step of up to `rows` requests that each compute one token, in RAM and on the device, always at the same addresses.
 
-    A request has the row of its place in the step. `weights` fp32 [rows, MAX_COLUMNS], of each adapter on each row, is written by
-    others in RAM; its upload is theirs here.
+    A request has the row of its place in the step. `weights` fp32 [rows, MAX_COLUMNS], of each adapter on each row, and `draws` int64
+    [rows, DRAW_WORDS] are written by others in RAM, and uploaded with the rest.
     """
 
     def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
         """`blocks`: of the longest request."""
         pinned = device.type == "cuda"
         self._rows = rows
-        self._host = torch.zeros(rows * (3 + MAX_COLUMNS), dtype=torch.int32, pin_memory=pinned)
+        self._host = torch.zeros(rows * (2 * DRAW_WORDS + 3 + MAX_COLUMNS), dtype=torch.int32, pin_memory=pinned)
         self._device = torch.zeros_like(self._host, device=device)
         self._host_tables = torch.zeros(rows, blocks, dtype=torch.int32, pin_memory=pinned)
         self._device_tables = torch.zeros_like(self._host_tables, device=device)
         self._tables = self._host_tables.numpy()
-        numbers = self._host.numpy()
-        self._ids, self._positions, self._rope_rows = numbers[: 3 * rows].reshape(3, rows)
+        draws, places, weights = np.split(self._host.numpy(), (2 * DRAW_WORDS * rows, (2 * DRAW_WORDS + 3) * rows))
+        self.draws: np.ndarray = draws.view(np.int64).reshape(rows, DRAW_WORDS)
+        self._ids, self._positions, self._rope_rows = places.reshape(3, rows)
         self._positions[:] = _EMPTY
-        self.weights: np.ndarray = numbers[3 * rows :].view(np.float32).reshape(rows, MAX_COLUMNS)
+        self.weights: np.ndarray = weights.view(np.float32).reshape(rows, MAX_COLUMNS)
+        of_draws, of_places, of_weights = self._device.split([part.size for part in (draws, places, weights)])
+        self.device_draws = of_draws.view(torch.int64).view(rows, DRAW_WORDS)
+        self._device_places = of_places.view(3, rows)
+        self.device_weights = of_weights.view(torch.float32).view(rows, MAX_COLUMNS)
         self._held = [_Row() for _ in range(rows)]
         self._used = 0
         self._stale = range(0)
@@ -61,19 +67,15 @@ class StepRows:
     # -- on the device ---------------------------------------------------------------------------
     def ids(self, rows: int) -> Tensor:
         """[rows] int32 of the first rows, as are those below."""
-        return self._device[:rows]
+        return self._device_places[0, :rows]
 
     def places(self, rows: int) -> DecodeRows:
-        _, positions, rope_rows = self._device[: 3 * self._rows].view(3, self._rows)
-        return DecodeRows(positions[:rows], rope_rows[:rows], self._device_tables[:rows])
-
-    @property
-    def device_weights(self) -> Tensor:
-        return self._device[3 * self._rows :].view(torch.float32).view(self._rows, MAX_COLUMNS)
+        _, positions, rope_rows = self._device_places[:, :rows]
+        return DecodeRows(positions, rope_rows, self._device_tables[:rows])
 
     def upload(self, rows: int) -> None:
         """What the first `rows` rows have of their own in every step; may be captured."""
-        end = 3 * self._rows + rows * MAX_COLUMNS
+        end = (2 * DRAW_WORDS + 3) * self._rows + rows * MAX_COLUMNS
         self._device[:end].copy_(self._host[:end], non_blocking=True)
 
     def upload_tables(self) -> None:
@@ -84,10 +86,10 @@ class StepRows:
             self._stale = range(0)
 
     # -- of a step -------------------------------------------------------------------------------
-    def fill(self, requests: Sequence[Request], rope_start: Callable[[int], int]) -> bool:
+    def fill(self, requests: Sequence[Request], rope_start: Callable[[int], int] | None) -> bool:
         """The last token of each of `requests`. Returns whether another request, or other adapters or scales, act on some row than before.
 
-        `rope_start`: see RopeTables.start.
+        `rope_start`: RopeTables.start where it may differ from 0.
         """
         count = len(requests)
         changed = count != self._used
@@ -97,13 +99,15 @@ class StepRows:
         self._used = count
         lengths = [len(request.ids) for request in requests]
         self._ids[:count] = [request.ids[-1] for request in requests]
-        self._positions[:count] = [length - 1 for length in lengths]
-        self._rope_rows[:count] = [length - 1 + rope_start(length) for length in lengths]
+        positions = self._positions[:count] = np.array(lengths, np.int32) - 1
+        self._rope_rows[:count] = positions if rope_start is None else positions + [rope_start(length) for length in lengths]
         for number, (request, length) in enumerate(zip(requests, lengths, strict=True)):
             row = self._held[number]
             if row.request is not request or row.history is not request.history or not row.settled:
                 changed |= _take(row, request, length - 1)
-            self._fill_table(number, row, request.table, blocks_for(length))
+            table = request.table
+            if row.table is not table or row.moves != table.moves or row.blocks * BLOCK_TOKENS < length:
+                self._fill_table(number, row, table, blocks_for(length))
         return changed
 
     @property
@@ -111,15 +115,13 @@ class StepRows:
         """What acts on each row of the step."""
         return [row.uses for row in self._held[: self._used]]
 
-    def _fill_table(self, number: int, row: _Row, table: BlockTable | None, blocks: int) -> None:
-        assert table is not None  # it runs
+    def _fill_table(self, number: int, row: _Row, table: BlockTable, blocks: int) -> None:
         if row.table is not table or row.moves != table.moves:
             row.table, row.moves, row.blocks = table, table.moves, 0
-        if row.blocks < blocks:
-            self._tables[number, row.blocks : blocks] = table.blocks[row.blocks : blocks]
-            row.blocks = blocks
-            stale = self._stale or range(number, number)
-            self._stale = range(min(stale.start, number), max(stale.stop, number + 1))
+        self._tables[number, row.blocks : blocks] = table.blocks[row.blocks : blocks]
+        row.blocks = blocks
+        stale = self._stale or range(number, number)
+        self._stale = range(min(stale.start, number), max(stale.stop, number + 1))
 
 
 def _take(row: _Row, request: Request, position: int) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import msgspec
 import psutil
@@ -280,7 +281,7 @@ class Engine:
         self.model.slots.caught_up(request)
         text, reason = request.accept(token)
         if text or reason is None:
-            self._emit.later(TextDelta(request.id, text, request.new_tokens))
+            self._emit.later(partial(TextDelta, request.id, text, request.new_tokens))
         if reason is not None:
             self._finish(request, reason)
         elif (written := request.written()) is not None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -26,22 +27,17 @@ class _Done:
     """What a step has brought, or a part of it."""
 
     tokens: dict[Request, int]
-    adapters: frozenset[str]
-    max_rank: int
+    routing: Routing | None
     ms: float
-    ms_by_op: dict[str, float]
+    ms_by_op: Callable[[], dict[str, float]]
 
-    def beside(self, replies: _Done) -> _Done:
-        """Both, whose time is that of `replies`, which waited for this part too."""
-        busy = sum(ms for op, ms in replies.ms_by_op.items() if op != "gaps")
-        share = (replies.ms - busy) / self.ms
-        by_op = {op: ms * share for op, ms in self.ms_by_op.items()} | {"replies": busy}
-        rank = max(self.max_rank, replies.max_rank)
-        return _Done(self.tokens | replies.tokens, self.adapters | replies.adapters, rank, replies.ms, by_op)
+    @property
+    def adapters(self) -> frozenset[str]:
+        return frozenset(self.routing.columns) if self.routing is not None else frozenset()
 
-
-def _done(tokens: dict[Request, int], routing: Routing | None, ms: float, ms_by_op: dict[str, float]) -> _Done:
-    return _Done(tokens, frozenset(routing.columns) if routing else frozenset(), routing.max_rank if routing else 0, ms, ms_by_op)
+    @property
+    def max_rank(self) -> int:
+        return self.routing.max_rank if self.routing is not None else 0
 
 
 class Runner:
@@ -64,8 +60,11 @@ class Runner:
         """Whether the device may compute a step while other things are done."""
         return self._device_step is not None
 
-    def run(self, works: Sequence[Work], meanwhile: Callable[[], None]) -> tuple[list[tuple[Request, int]], StepFinished]:
-        """One step. Returns every request that got a token with it (-1: its logits are not finite), and the step's times.
+    def run(
+        self, works: Sequence[Work], meanwhile: Callable[[], None],
+    ) -> tuple[list[tuple[Request, int]], Callable[[], StepFinished]]:
+        """One step. Returns every request that got a token with it (-1: its logits are not finite), and what makes its StepFinished, to be
+        called once, in the order of the steps.
 
         Replies run by themselves where they can as a graph, so that their numbers do not depend on prompts beside them. `meanwhile` is
         called once, beside the device's work where that can be.
@@ -77,17 +76,18 @@ class Runner:
             meanwhile()
             done = self._run_eagerly(works)
             path = why or self._why_eager or (_prompts(len(works)) if step is not None else "")
-            return self._finished(works, done, f"eager: {path}" if path else "")
+            return self._finished(works, (done,), done.ms_by_op, f"eager: {path}" if path else "")
         meanwhile()
         prompts = [work for work in works if work.tokens != 1 or not work.sampled]
         beside = self._run_eagerly(prompts) if prompts else None
         for work in replies:  # known without their tokens
             work.request.commit(1)
-        tokens, *times = step.end()
-        done = _done(dict(zip((work.request for work in replies), tokens, strict=True)), step.routing, *times)
+        tokens, times = step.end()
+        by_op = partial(step.by_op, times)
+        done = _Done(dict(zip((work.request for work in replies), tokens, strict=True)), step.routing, times.ms, by_op)
         if beside is None:
-            return self._finished(works, done, "graph")
-        return self._finished(works, beside.beside(done), f"graph and {_prompts(len(prompts))}")
+            return self._finished(works, (done,), by_op, "graph")
+        return self._finished(works, (done, beside), partial(_both, done, beside), f"graph and {_prompts(len(prompts))}")
 
     def _run_eagerly(self, works: Sequence[Work]) -> _Done:
         self._timer.start()
@@ -97,15 +97,25 @@ class Runner:
         self._timer.lap("sampling")
         for work in works:
             work.request.commit(work.tokens)
-        return _done(dict(zip(sampled, tokens, strict=True)), lora.routing if lora else None, *self._timer.finish())
+        ms, by_op = self._timer.finish()
+        return _Done(dict(zip(sampled, tokens, strict=True)), lora.routing if lora else None, ms, lambda: by_op)
 
-    def _finished(self, works: Sequence[Work], done: _Done, path: str) -> tuple[list[tuple[Request, int]], StepFinished]:
+    def _finished(
+        self, works: Sequence[Work], parts: tuple[_Done, ...], by_op: Callable[[], dict[str, float]], path: str,
+    ) -> tuple[list[tuple[Request, int]], Callable[[], StepFinished]]:
+        """`parts`, the first of which ended last."""
         self._steps += 1
-        decoding = sum(work.request.decoding and work.tokens == 1 for work in works)
-        drawn = [(work.request, done.tokens[work.request]) for work in works if work.request in done.tokens]
-        return drawn, StepFinished(
-            step=self._steps, prefill_tokens=sum(work.tokens for work in works) - decoding, decode_tokens=decoding,
-            requests=len(works), adapters=len(done.adapters), max_rank=done.max_rank, ms=done.ms, ms_by_op=done.ms_by_op, path=path)
+        number, counts = self._steps, [(work.request.decoding and work.tokens == 1, work.tokens) for work in works]
+
+        def finished() -> StepFinished:
+            decoding = sum(decodes for decodes, _ in counts)
+            return StepFinished(
+                step=number, prefill_tokens=sum(tokens for _, tokens in counts) - decoding, decode_tokens=decoding,
+                requests=len(counts), adapters=len(frozenset().union(*(part.adapters for part in parts))),
+                max_rank=max(part.max_rank for part in parts), ms=parts[0].ms, ms_by_op=by_op(), path=path)
+
+        tokens = parts[0].tokens if len(parts) == 1 else parts[0].tokens | parts[1].tokens
+        return [(work.request, tokens[work.request]) for work in works if work.request in tokens], finished
 
     def use_device_step(self, max_running: int, emit: Emit) -> None:
         """Run what can be by launches that wait for nothing, up to `max_running` requests; under graphs on a CUDA device."""
@@ -153,6 +163,13 @@ class Runner:
         assert request.table is not None  # the scheduler plans running requests only
         ids = request.ids[request.stored : request.stored + work.tokens]
         return Chunk(ids, request.stored, request.table, work.sampled, every, self.decoder.rope.start(len(request.ids)))
+
+
+def _both(replies: _Done, prompts: _Done) -> dict[str, float]:
+    """Milliseconds by op of a step of both: `replies` waited for `prompts` too."""
+    busy = sum(ms for op, ms in replies.ms_by_op().items() if op != "gaps")
+    share = (replies.ms - busy) / max(prompts.ms, 1e-9)
+    return {op: ms * share for op, ms in prompts.ms_by_op().items()} | {"replies": busy}
 
 
 def _prompts(count: int) -> str:

@@ -12,6 +12,8 @@ class StopText:
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text that may be shown now, whether a stop string is complete). After a stop nothing more may be pushed."""
+        if not self._stops:
+            return text, False
         self._held += text
         places = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if places:

@@ -31,7 +31,7 @@ class LapTimer:
         self._began = self._last = 0.0
 
     def start(self) -> None:
-        self._split = not self._cuda or self._steps % CUDA_EVERY == 0
+        self._split = not self._cuda or self._steps % CUDA_EVERY == 0 or not any(self._seconds.values())
         self._steps += 1
         if self._split:
             self._seconds = dict.fromkeys(self._ops, 0.0)

@@ -40,7 +40,8 @@ def _fired(event: p.InvocationFired) -> tuple[str, bool]:
 
 
 def _graph(event: p.GraphCapturing | p.GraphCaptured) -> str:
-    return f"the decode graph of {counted(event.rows, 'row')} {'with' if event.adapters else 'without'} adapters"
+    drawn = ", drawn at random" if event.random else ""
+    return f"the decode graph of {counted(event.rows, 'row')} {'with' if event.adapters else 'without'} adapters{drawn}"
 
 
 _FILE = {"changed": "its file changed on disk", "deleted": "its file is gone", "back": "its file is again what was read"}
@@ -76,7 +77,7 @@ _LINES = {
     p.KvEvicted: lambda e: (f"{counted(e.blocks, 'KV block')} evicted for request {e.request_id}, the oldest unused for {e.oldest_s:.0f} s",
                             False),
     p.GraphCapturing: lambda e: (f"capturing {_graph(e)}; its kernels are compiled", False),
-    p.GraphCaptured: lambda e: ((f"{e.problem}; steps run without graphs", True) if e.problem else
+    p.GraphCaptured: lambda e: ((f"{e.problem}; such steps run without a graph", True) if e.problem else
                                 (f"{_graph(e)} is there after {e.ms / 1000:.1f} s", False)),
     p.RequestFailed: lambda e: (f"request {e.request_id} failed: {e.message}", True),
     p.CommandFailed: lambda e: (e.message, True),

@@ -247,18 +247,20 @@ class RequestFailed(Struct):
 
 
 class GraphCapturing(Struct):
-    """The first decode step of up to `rows` requests on a CUDA device, with or without adapters: its kernels are compiled and its launches
-    captured, once."""
+    """The first decode step of its kind on a CUDA device (up to `rows` requests, with or without adapters, drawn at random or not): its
+    kernels are compiled and its launches captured, once."""
 
     rows: int
     adapters: bool
+    random: bool
 
 
 class GraphCaptured(Struct):
-    """With `problem` it could not be: steps run without graphs from here on."""
+    """With `problem` it could not be: steps of this kind run without graphs from here on."""
 
     rows: int
     adapters: bool
+    random: bool
     ms: float
     problem: str = ""
 
