@@ -69,6 +69,11 @@ class AttentionWork:
         self.arrived.zero_()
 
 
+def kernels_take(cache: Tensor) -> bool:
+    """Whether our attention kernels take a layer's cache [2, kv_heads, blocks, block_tokens, d]: they count the numbers of a head in 31 bits."""
+    return cache.shape[4] <= WIDEST and cache[0, 0].numel() < 1 << 31
+
+
 def most_splits(kv_heads: int) -> int:
     """Into how many stretches a row's tokens are parted at most: the same for all rows, contexts and batches of a model."""
     return min(64, max(8, power_of_two(-(-ROW_PROGRAMS // kv_heads))))
@@ -77,11 +82,11 @@ def most_splits(kv_heads: int) -> int:
 def decode_attention(
     qkv: Tensor, cache: Tensor, out: Tensor, rows: DecodeRows, heads: Heads, work: AttentionWork, stamp: Stamp | None = None,
 ) -> None:
-    """As `decode_attention_reference`, by one kernel where Triton runs. Heads wider than WIDEST are computed by the reference.
+    """As `decode_attention_reference`, by one kernel where Triton runs and `kernels_take` the cache.
 
     `work` was made for at least so many rows of such heads. `stamp`: where the kernel's beginning is put down, on a GPU.
     """
-    if runs_triton(qkv) and heads.size <= WIDEST:
+    if runs_triton(qkv) and kernels_take(cache):
         _launch(qkv, cache, out, rows, heads, work, stamp)
     else:
         decode_attention_reference(qkv, cache, out, rows, heads)

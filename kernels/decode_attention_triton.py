@@ -109,7 +109,7 @@ def decode_attention_kernel(
                 key = start + tl.arange(0, TILE)
                 there = key < end
                 block = tl.load(table + key // BLOCK, mask=there, other=0)
-                cell = block.to(tl.int64) * (BLOCK * SIZE) + key % BLOCK * SIZE
+                cell = block * (BLOCK * SIZE) + key % BLOCK * SIZE
                 k = tl.load(keys + cell[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
                 scores = tl.dot(q, k, input_precision="ieee")
                 if SOFTCAP:

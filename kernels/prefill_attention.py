@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .decode_attention import WIDEST, head_width, power_of_two
+from .decode_attention import head_width, kernels_take, power_of_two
 from .prefill_attention_triton import prefill_attention_kernel
 from .spans import Scores, Span
 from .triton_compat import runs_triton
@@ -45,9 +45,8 @@ class Pieces:
 
 
 def takes_pieces(caches: Tensor) -> bool:
-    """Whether `prefill_attention` can be used with caches [layers, 2, kv_heads, blocks, block_tokens, d] like these: it counts the
-    numbers of a head in 31 bits."""
-    return runs_triton(caches) and caches.shape[5] <= WIDEST and caches[0, 0, 0].numel() < 1 << 31
+    """Whether `prefill_attention` can be used with caches [layers, 2, kv_heads, blocks, block_tokens, d] like these."""
+    return runs_triton(caches) and kernels_take(caches[0])
 
 
 def cut_pieces(spans: Sequence[Span], caches: Tensor, heads: int, window: int = 0) -> Pieces:
