@@ -18,6 +18,7 @@ PARTS = 1 if INTERPRETED else 32
 """programs of a row; the interpreter runs one after another, and none may wait for a later one"""
 BLOCK = 512
 """columns taken at once"""
+_TURNS = {torch.bfloat16: 4, torch.float16: 5, torch.float32: 8}
 
 
 class DeviceSampler:
@@ -67,4 +68,5 @@ class DeviceSampler:
         rows, columns = logits.shape
         part = -(-columns // (PARTS * BLOCK)) * BLOCK
         draw_kernel[(rows * PARTS,)](logits, self._device, tokens, self._values, self._ids, self._shares, self._counters, logits.stride(0),
-                                     COLUMNS=columns, PART=part, PARTS=PARTS, BLOCK=BLOCK, WORDS=DRAW_WORDS, num_warps=4)
+                                     COLUMNS=columns, PART=part, PARTS=PARTS, BLOCK=BLOCK, WORDS=DRAW_WORDS,
+                                     TURNS=_TURNS[logits.dtype], num_warps=4)

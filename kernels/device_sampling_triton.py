@@ -44,14 +44,14 @@ def _number(order):
 
 @triton.jit
 def _least(
-    logits, seen, vocab, seen_end, penalty, most, floor, temperature, target, shares, counter, met, start, end,
+    logits, seen, vocab, seen_end, penalty, most, floor, temperature, target, shares, counter, met, start, end, turns,
     BY_MASS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """The largest number c for which the logits >= c, of those >= floor, are `target` many or that share of the mass; 4 bits a pass."""
+    """The largest number c for which the logits >= c, of those >= floor, are `target` many or that share of the mass; 4 bits a turn."""
     j = tl.arange(0, 16)
     part = tl.arange(0, PARTS)
     low = tl.full((), 0, tl.int64)
-    for turn in tl.range(0, 8, num_stages=1):
+    for turn in tl.range(0, turns, num_stages=1):
         shift = 28 - 4 * turn
         marks = _number(low + (j.to(tl.int64) << shift))
         above = tl.zeros((BLOCK, 16), tl.float32)
@@ -103,10 +103,12 @@ def _best(values, ids, PARTS: tl.constexpr):
 def draw_kernel(
     logits, rows, tokens, values, ids, shares, counters, logits_row,
     COLUMNS: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, WORDS: tl.constexpr,
+    TURNS: tl.constexpr,
 ):
     """tokens [rows] int64: of each row of logits by its settings in rows [rows, WORDS] (DeviceSampler), -1 where it is not finite.
 
     values fp64 and ids int32 [rows, 2, PARTS]; shares fp32 [rows, 2, 8, PARTS, 16]; counters int32 [rows], zero between launches.
+    TURNS of 4 bits are all that logits of this dtype have, as fp32.
     """
     row = tl.program_id(0) // PARTS
     mine = tl.program_id(0) % PARTS
@@ -152,14 +154,15 @@ def draw_kernel(
         wide, greedy = _best(values, ids, PARTS)
         most = wide.to(tl.float32)
         floor = tl.full((), float("-inf"), tl.float32)
+        turns = tl.where(penalty == 1.0, TURNS, 8)
         soft = tl.maximum(temperature, 1e-30).to(tl.float32)
         if top_k > 0:
             kept, met = _least(logits, seen, vocab, seen_end, penalty, most, floor, soft, top_k.to(tl.float32), shares, counter, met, start,
-                               end, False, COLUMNS, PARTS, BLOCK)
+                               end, turns, False, COLUMNS, PARTS, BLOCK)
             floor = tl.where(kept <= most, kept, most)
         if top_p < 1.0:
             kept, met = _least(logits, seen, vocab, seen_end, penalty, most, floor, soft, top_p.to(tl.float32),
-                               shares + 8 * PARTS * 16, counter, met, start, end, True, COLUMNS, PARTS, BLOCK)
+                               shares + 8 * PARTS * 16, counter, met, start, end, turns, True, COLUMNS, PARTS, BLOCK)
             floor = tl.maximum(floor, tl.where(kept <= most, kept, most))
         high = tl.full((BLOCK,), float("-inf"), tl.float64)
         at = start + tl.arange(0, BLOCK)

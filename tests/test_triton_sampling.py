@@ -50,7 +50,7 @@ def _check(rng: random.Random, columns: int, turns: int, dtype: torch.dtype, dev
 
 
 @interpreted
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_draws_are_those_of_the_cpu(dtype: torch.dtype, seed: int) -> None:
     _check(random.Random(seed), 700, 2, dtype, "cpu")
 
