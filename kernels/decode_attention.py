@@ -70,7 +70,8 @@ class AttentionWork:
 
 
 def kernels_take(cache: Tensor) -> bool:
-    """Whether our attention kernels take a layer's cache [2, kv_heads, blocks, block_tokens, d]: they count the numbers of a head in 31 bits."""
+    """Whether our attention kernels take a layer's cache [2, kv_heads, blocks, block_tokens, d]: heads of at most WIDEST, whose numbers
+    they count in 31 bits."""
     return cache.shape[4] <= WIDEST and cache[0, 0].numel() < 1 << 31
 
 
