@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .decode_linear_triton import linear_kernel
-from .packed_linear import packed_linear, packed_scratch
+from .packed_linear import packed_linear, packed_rank_depth, packed_scratch
 from .rank_pages import MAX_PAGES, RankRows, rank_delta
 from .repacked import RepackedWeight
 from .tiles import linear_tile, rank_tile_pages, row_tiles
@@ -83,7 +83,8 @@ class DecodeWork:
         self._counters = torch.zeros(len(linears), self._cells + -(-cells // 4) * 4, dtype=torch.int32, device=device)
         self._sums = torch.empty(sums, dtype=torch.float32, device=device)
         self._h = torch.empty(places * row_tile * 16, dtype=dtype, device=device)
-        parts = max(slices * -(-d_in // linear_tile(d_in, d_in, False, dtype.itemsize, rows).rank_depth) for d_in, _, slices in linears)
+        parts = max(slices * -(-d_in // min(packed_rank_depth(d_in), linear_tile(d_in, d_in, False, dtype.itemsize, rows).rank_depth))
+                    for d_in, _, slices in linears)
         self._added = torch.empty(tiles * row_tile * max(d_out for _, d_out, _ in linears), dtype=torch.float32, device=device)
         self._inverses = torch.empty(tiles * row_tile, dtype=torch.float32, device=device)
         self._partials = torch.empty(tiles * MAX_PAGES * parts * row_tile * 16, dtype=torch.float32, device=device)
@@ -180,6 +181,6 @@ def _launch(
         BM=row_tile, ROW_TILES=cuts, BN=tile.columns, BK=tile.depth, STAGES=tile.stages, TILES=tiles,
         PARTS=norm.parts.shape[0] if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
         DEPTH=tile.rank_depth, STEP=tile.rank_step, PAGES=rank_tile_pages(rows), PROGRAMS=programs,
-        LEVELS=tile.columns.bit_length() - 1, EN=tile.rank_columns, CHUNK=tile.rank_chunk, MEET=tile.meet, MAX_PAGES=MAX_PAGES,
-        num_warps=tile.warps,
+        LANES=tile.lanes, LEVELS=tile.columns.bit_length() - 1, EN=tile.rank_columns, CHUNK=tile.rank_chunk, MEET=tile.meet,
+        MAX_PAGES=MAX_PAGES, num_warps=tile.warps,
     )

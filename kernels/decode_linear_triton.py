@@ -2,8 +2,8 @@
 
 The first programs of the grid make what does not need the base product: 1 / rms of the rows and the rank rows' share of the result
 (rank_programs.py). The others multiply x by their rows of the matrix, and late in that loop, while the last reads are still under way, take
-what those have made; who comes too early waits after it. The warps of a program split the inputs, so that the chain of products of each is
-short however few outputs a program has.
+what those have made; who comes too early waits after it. Where a program has few outputs, its warps are `LANES` that split the inputs, so
+that the chain of products of each is short.
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from .rank_programs import inverse_rms, outputs_of_rank, place_of, rank_outputs, rank_tasks, row_sums
@@ -45,13 +45,13 @@ def linear_kernel(
     D_IN: tl.constexpr, E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr,
     BM: tl.constexpr, ROW_TILES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr,
     PARTS: tl.constexpr, PARTS_OUT: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr, PAGES: tl.constexpr,
-    PROGRAMS: tl.constexpr, LEVELS: tl.constexpr, EN: tl.constexpr, CHUNK: tl.constexpr, MEET: tl.constexpr, MAX_PAGES: tl.constexpr,
+    PROGRAMS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr, EN: tl.constexpr, CHUNK: tl.constexpr, MEET: tl.constexpr,
+    MAX_PAGES: tl.constexpr,
 ):
     """Slices end at E0, E1, E2, the gate at E0; `PROGRAMS` programs for rank rows, then one for 1 / rms, then `TILES` * `ROW_TILES`."""
     NORM: tl.constexpr = parts is not None
     RANK: tl.constexpr = a is not None
     FIRST: tl.constexpr = PROGRAMS + (1 if NORM else 0)
-    LANES: tl.constexpr = 4
     program = tl.program_id(0)
     if stamp is not None:
         if program == 0:
@@ -94,16 +94,26 @@ def linear_kernel(
         inverse = tl.zeros((BM,), tl.float32) + 1
         more = tl.zeros((BM, BN), tl.float32)
         more_up = more
-        ds = tl.arange(0, LANES)[:, None] * (BK // LANES) + tl.arange(0, BK // LANES)[None, :]
-        ws = weight + n.to(tl.int64)[None, None, :] * D_IN + ds[:, :, None]
-        xs = x + m[None, :, None] * x_row + ds[:, None, :]
-        sums = tl.zeros((LANES, BM, BN), tl.float32)
+        if LANES == 1:
+            ds = tl.arange(0, BK)
+            ws = weight + n.to(tl.int64)[None, :] * D_IN + ds[:, None]
+            xs = x + m[:, None] * x_row + ds[None, :]
+            sums = tl.zeros((BM, BN), tl.float32)
+        else:
+            ds = tl.arange(0, LANES)[:, None] * (BK // LANES) + tl.arange(0, BK // LANES)[None, :]
+            ws = weight + n.to(tl.int64)[None, None, :] * D_IN + ds[:, :, None]
+            xs = x + m[None, :, None] * x_row + ds[:, None, :]
+            sums = tl.zeros((LANES, BM, BN), tl.float32)
         sums_up = sums
         for step in tl.range(0, (D_IN + BK - 1) // BK, num_stages=STAGES):
             k = step * BK
             rest = ds < (D_IN - k if D_IN % BK != 0 else BK)
-            known = inside[None, None, :] & rest[:, :, None]
-            xk = tl.load(xs + k, mask=here[None] & rest[:, None, :], other=0.0)
+            if LANES == 1:
+                known = inside[None, :] & rest[:, None]
+                xk = tl.load(xs + k, mask=here & rest[None, :], other=0.0)
+            else:
+                known = inside[None, None, :] & rest[:, :, None]
+                xk = tl.load(xs + k, mask=here[None] & rest[:, None, :], other=0.0)
             wk = tl.load(ws + k, mask=known, other=0.0, eviction_policy="evict_first")
             sums = tl.dot(xk, wk, sums, input_precision="ieee")
             if GLU != "":
@@ -119,11 +129,11 @@ def linear_kernel(
                 while ready < wanted:
                     ready = tl.atomic_add(counters + 1, 0, sem="acquire")
                 inverse, more, more_up = taken(inverses, added, m, n, reach, E2, rows, RANK, NORM, GLU)
-        y = (tl.sum(sums, 0) + more) * inverse[:, None]
+        y = ((sums if LANES == 1 else tl.sum(sums, 0)) + more) * inverse[:, None]
         if bias is not None:
             y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]
         if GLU != "":
-            up = (tl.sum(sums_up, 0) + more_up) * inverse[:, None]
+            up = ((sums_up if LANES == 1 else tl.sum(sums_up, 0)) + more_up) * inverse[:, None]
             if bias is not None:
                 up += tl.load(bias + E0 + n, mask=inside, other=0.0).to(tl.float32)[None, :]
             y = gated(y, up, GLU)

@@ -39,7 +39,7 @@ def rank_tasks(
         weight = tl.load(row_weights + m[:, None] * weights_row + column[None, :], mask=here & acts[None, :], other=0.0)
         first = page * a_page + (s * 16 + c % 16) * D_IN
         sums = tl.zeros((LANES, BM, N), tl.float32)
-        for k in tl.range(0, DEPTH, STEP, num_stages=4):
+        for k in tl.range(0, DEPTH, STEP, num_stages=5):
             d = part * DEPTH + k + lane * (STEP // LANES) + tl.arange(0, STEP // LANES)[None, :]
             known = d < (D_IN if D_IN % DEPTH != 0 or DEPTH % STEP != 0 else 1 << 30)
             rank = tl.load(a + first[None, None, :] + d[:, :, None], mask=known[:, :, None] & acts[None, None, :], other=0.0)

@@ -3,8 +3,11 @@ whatever company; only what does not change bits (how many rows a program takes,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
-SHARED_BYTES = 100_000
+import torch
+
+SHARED_BYTES = 112_000
 """of one program's read-ahead: two programs share a multiprocessor, so that rank rows are computed beside the base product"""
 
 
@@ -18,12 +21,14 @@ class LinearTile:
     """inputs of one step of its loop"""
     stages: int
     """steps that are read ahead"""
+    lanes: int
+    """parts of each step that warps take for themselves, where the outputs are too few to be shared among them"""
     warps: int
     rank_depth: int
     """inputs of one rank task; a task's sums are added in the order of the inputs"""
     rank_step: int
     rank_programs: int
-    """programs that do nothing but rank tasks"""
+    """programs that do nothing but rank tasks: one on each multiprocessor, or the others would crowd where these are not"""
     rank_columns: int
     """outputs of a rank program's task"""
     rank_chunk: int
@@ -34,13 +39,13 @@ class LinearTile:
 
 def linear_tile(d_in: int, d_out: int, glu: bool, itemsize: int, rows: int) -> LinearTile:
     """`d_out` counts the rows of the matrix."""
-    columns = next((size for size in (64, 32) if d_out >= 96 * size), 16)
-    depth = min(_divisor(d_in), 128 if columns == 64 else 256) * 2 // itemsize
+    columns = next((size for size in (128, 64, 32) if d_out >= 96 * size), 16)
+    lanes = 4 if columns <= 32 and d_in % 256 == 0 and itemsize == 2 else 1
+    depth = 256 if lanes > 1 else min(_divisor(d_in), 128) * 2 // itemsize
     stage = (columns + (16 if rows <= 16 else 32)) * depth * itemsize
-    if glu and columns > 16:
-        columns //= 2
     stages = max(3, min(8, SHARED_BYTES // stage + 1))
-    return LinearTile(columns, depth, stages, 4, *_rank_tasks(d_in, itemsize), 66, 64, 64, max(0, -(-d_in // depth) - stages))
+    return LinearTile(columns // 2 if glu and columns > 16 else columns, depth, stages, lanes, 4, *_rank_tasks(d_in, itemsize),
+                      _multiprocessors(), 64, 64, max(0, -(-d_in // depth) - stages))
 
 
 def row_tiles(rows: int) -> tuple[int, int]:
@@ -50,15 +55,20 @@ def row_tiles(rows: int) -> tuple[int, int]:
 
 def rank_tile_pages(rows: int) -> int:
     """Pages of one rank task."""
-    return 1 if rows <= 16 else 2
+    return 1
 
 
 def _rank_tasks(d_in: int, itemsize: int) -> tuple[int, int]:
     step = min(_divisor(d_in), 512 // itemsize)
-    parts = -(-d_in // 4096)
+    parts = -(-d_in // 1024)
     return -(-d_in // (parts * step)) * step, step
 
 
 def _divisor(d_in: int) -> int:
     """The largest power of two from 64 to 256 that divides `d_in`, 64 where none does."""
     return next((size for size in (256, 128) if d_in % size == 0), 64)
+
+
+@cache
+def _multiprocessors() -> int:
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count if torch.cuda.is_available() else 1
