@@ -313,6 +313,11 @@ class AdapterStore:
         return self._pool.views()
 
     @property
+    def moves(self) -> int:
+        """As long as it is the same, so is the `routing` of the same names."""
+        return self._pool.moves
+
+    @property
     def page_pools(self) -> Mapping[str, RankPool]:
         """Where the pages lie on the device, by kind of fused linear; none where adapters have no pages."""
         return self._tiers.pages.pools if self._tiers.pages is not None else {}

@@ -83,6 +83,8 @@ class DeviceStep:
         self._began = 0.0
         self._acting: dict[str, str] = {}
         self._routing: Routing | None = None
+        self._moves = -1
+        """of slots, when `_routing` was made"""
         self._steps: dict[Kind, DecodeStep] = {}
 
     def warm_up(self) -> None:
@@ -154,7 +156,9 @@ class DeviceStep:
         if changed:
             self._acting = {use.name: use.digest for row in self._rows.uses for use in row}
             self._store.check_holds(self._acting)
-        self._routing = self._store.routing(self._acting) if self._acting else None
+        if changed or self._moves != self._store.moves:
+            self._routing = self._store.routing(self._acting) if self._acting else None
+            self._moves = self._store.moves
         if self._routing is None:
             return ""
         if self._routing.obstacle:

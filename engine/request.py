@@ -99,6 +99,8 @@ class Request:
     @property
     def lacks_former(self) -> bool:
         """Whether tokens are to be computed again on which a former mix acts that it holds no slots for."""
+        if len(self.history.parts) == 1:
+            return False
         *former, now = self.history.parts
         return (not self.holds_former and self._memory is not None and self.stored < now.start
                 and any(part.mix.active for part in former))

@@ -242,9 +242,11 @@ class Scheduler:
             self._compute_grown_again()
         for group in [group for group in self._groups if any(request.lacks_former for request in group.requests)]:
             self._set_back(group, "what it said under its former mixes is computed again, and these must have slots first")
-        prompts = self._prompts()  # before it is known who is ready: what they take over of others may be all that was left
-        ready = [request for group in self._groups if group.ready for request in group.requests]
-        prompts = [(request, wanted) for request, wanted in prompts if not self._of[request.id].ready]
+        coming = [group for group in self._groups if not group.ready]
+        prompts = self._prompts(coming)  # before it is known who is ready: what they take over of others may be all that was left
+        coming = [group for group in coming if not group.ready]
+        ready = [request for group in self._groups if group not in coming for request in group.requests]
+        prompts = [(request, wanted) for request, wanted in prompts if self._of[request.id] in coming]
         parts = shares([(request.stored, wanted) for request, wanted in prompts], max(self._step_tokens - len(ready), 1))
         works = [Work(request, 1) for request in ready]
         for (request, _), tokens in zip(prompts, parts, strict=True):
@@ -253,16 +255,16 @@ class Scheduler:
                 works.append(Work(request, tokens))
         return self._with_blocks(works)
 
-    def _prompts(self) -> list[tuple[Request, int]]:
-        """The requests with more than one token to compute and how many they may, those longest without a turn first.
+    def _prompts(self, unready: Sequence[Group]) -> list[tuple[Request, int]]:
+        """The requests of `unready` with more than one token to compute and how many they may, those longest without a turn first.
 
         One whose next block another computes in this step waits for it. The last token of a group's prompt waits until all have come so
         far: they draw their first tokens together.
         """
         computed: set[bytes] = set()
         found = []
-        unready = [(group, request) for group in self._groups if not group.ready for request in group.requests]
-        for group, request in sorted(unready, key=lambda one: (self._served.get(one[1].id, 0), one[0].number)):
+        waiting = [(group, request) for group in unready for request in group.requests]
+        for group, request in sorted(waiting, key=lambda one: (self._served.get(one[1].id, 0), one[0].number)):
             if request.pending > 1:
                 request.extend()
             wanted = request.pending - (len(group.requests) > 1)

@@ -44,6 +44,8 @@ class SlotPool:
         self.slots = tuple(Slot(index) for index in range(count))
         self._pages = pages
         self.pinned: set[str] = set()
+        self.moves = 0
+        """grows with every change of what is in slots, or of its name"""
         self._by_name: dict[str, Slot] = {}
         self._held: dict[int, frozenset[str]] = {}
         self._lru = Lru()
@@ -142,6 +144,7 @@ class SlotPool:
 
     def remove(self, name: str) -> int:
         """Empty the slot of `name`; the bytes that it took, 0 when it has none."""
+        self.moves += 1
         slot = self._by_name.pop(name, None)
         self._lru.remove(name)
         content = slot.clear() if slot else None
@@ -151,6 +154,7 @@ class SlotPool:
 
     def rename(self, name: str, new: str) -> None:
         """What is in the slot of `name`, and the requests that hold it, go on as `new`; `name` has no slot then."""
+        self.moves += 1
         slot = self._by_name.pop(name)
         slot.adapter = new
         self._by_name[new] = slot
@@ -188,6 +192,7 @@ class SlotPool:
             self._held.pop(user, None)
 
     def _place(self, arrival: Arrival, because: str) -> None:
+        self.moves += 1
         slot = next(slot for slot in self.slots if slot.content is None)
         content = arrival.content
         if arrival.image is not None:
