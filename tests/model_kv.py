@@ -164,7 +164,9 @@ class KeptContents:
             return {kept.gone or "behind a gap" for kept in exactly}
         if not same:
             return {"new tokens"}
-        return {"mix differs", "content changed"} if any(kept.root == model.root for kept in same) else {"positions differ"}
+        mixes = {"mix differs", "content changed"} if any(kept.root == model.root for kept in same) else set()
+        goes_on = not first and any(kept.root != model.root for kept in same)  # what told of the block before tells of this one too
+        return mixes | {"positions differ"} if goes_on or not mixes else mixes
 
     def _same(self, ids: Sequence[int], at: int) -> list[Kept]:
         """What is known of the block with the token `at` by the tokens alone: all those of the block, or all that it had of them."""
