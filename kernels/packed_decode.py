@@ -3,11 +3,12 @@
 y^T = W x^T. The codes are the left operand of the tensor cores, as exact integers; each piece of a row that has one scale is a product of
 its own, which its scale multiplies in fp32, so that no number of the matrix is rounded. The base of the codes and the zero of their type
 are taken off by a product of x with a constant; that product is a sum of x over the piece too, which the minima multiply. Programs that
-share the inputs of a tile put their sums down; the last to arrive adds them in their order. Rank rows are as in `linear_kernel`.
+share the inputs of a tile put their sums down; the last to arrive adds them in their order, and what the first programs of the grid have
+made beside them (rank_programs.py).
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from .decode_linear_triton import gated
-from .rank_programs import inverse_rms, rank_ready, rank_tasks
+from .rank_programs import inverse_rms, outputs_of_rank, rank_outputs, rank_tasks
 from .triton_compat import tl, triton
 from .unpack_codes import codes, field_addresses, half, signed_bytes, small_number
 
@@ -76,12 +77,12 @@ def _block_product(
                 sums += tl.dot(values[p], xs) * s[:, None]
             else:
                 off = tl.dot(negative, xs)
-                sums += tl.dot(values[p], xs, off) * s[:, None]
                 if MINIMA:
                     if KIND == 0:
                         least += off * half(minimum[(part * PIECES + p) // 2], p % 2)[:, None]
                     else:
                         least += off * small_number(minimum[(part * PIECES + p) // 4], p % 4, False)[:, None]
+                sums += tl.dot(values[p], xs, off) * s[:, None]
     if KIND == 0:
         acc += sums
         if MINIMA:
@@ -94,124 +95,83 @@ def _block_product(
 
 
 @triton.jit
-def _rank_sums(
-    h, b, pages, count, t, outputs, inside, b_page, E0: tl.constexpr, E1: tl.constexpr, SLICES: tl.constexpr, BN: tl.constexpr,
-    BT: tl.constexpr, H_ROWS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
-):
-    """B H^T [outputs, t] of the active pages; h [slices, H_ROWS, MAX_PAGES * 16], b [pages, .., d_out, 16]."""
-    sums = tl.zeros((BN, BT), tl.float32)
-    s_of = (outputs >= E0).to(tl.int32) + (outputs >= E1).to(tl.int32)
-    for s in tl.static_range(SLICES):
-        mine = inside & (s_of == s)
-        if tl.max(mine.to(tl.int32), 0) > 0:
-            for k in tl.range(0, count * 16, CHUNK, num_stages=1):
-                r = k + tl.arange(0, CHUNK)
-                acts = r // 16 < count
-                page = tl.load(pages + 1 + r // 16, mask=acts, other=0).to(tl.int64)
-                first = tl.max_contiguous(tl.multiple_of(page * b_page + r % 16, 16), 16)
-                up = tl.load(b + first[None, :] + outputs[:, None] * 16, mask=acts[None, :] & mine[:, None], other=0.0)
-                down = tl.load(h + (s * H_ROWS + t[None, :]) * (MAX_PAGES * 16) + r[:, None], mask=acts[:, None], other=0.0,
-                               cache_modifier=".cg")
-                sums = tl.dot(up, down, sums)
-    return sums
-
-
-@triton.jit
 def _product(
-    x, data, first, n, inside, t, begin, end, rows, x_row, parts, parts_row, width, eps, h, b, pages, counters, count, b_page, meet,
-    K: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr, MINIMA: tl.constexpr, ZERO: tl.constexpr,
-    E0: tl.constexpr, E1: tl.constexpr, N: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    STAGES: tl.constexpr, PARTS: tl.constexpr, H_ROWS: tl.constexpr, H_TILES: tl.constexpr, PAGES: tl.constexpr, CHUNK: tl.constexpr,
-    MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
+    x, data, first, t, begin, end, rows, x_row, K: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
+    MINIMA: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, STAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
-    """Super-blocks begin..end of a tile: (its product, what rank rows add, 1 / rms of rows t), each fp32.
-
-    In the step `meet` of the loop it takes what stands beside the product, while the reads ahead are under way.
-    """
+    """Semantics: y[n, t] = sum over super-blocks begin..end of W[first + n, k] x[t, k], fp32 [BN, BT] for the BT rows t."""
     acc = tl.zeros((BN, BT), tl.float32)
-    added = tl.zeros((BN, BT), tl.float32)
-    inverse = tl.zeros((BT,), tl.float32) + 1
     addresses = field_addresses(data, PADDED, K, BITS, KIND, MINIMA)
     own = first + tl.arange(0, BN)
     for block in tl.range(begin, end, num_stages=STAGES):
         acc = _block_product(acc, x, addresses, block, own, t, rows, x_row, K, PADDED, BITS, KIND, MINIMA, ZERO, BN, BT, ASSEMBLY)
-        if parts is not None or b is not None:
-            if block == meet:
-                if parts is not None:
-                    inverse = inverse_rms(parts, rows, t, parts_row, width, eps, BT, PARTS)
-                if b is not None:
-                    if count > 0:
-                        outputs = n % 2 * (N // 2) + n // 2 if GLU != "" else n
-                        rank_ready(counters, count, SLICES, H_TILES, PAGES)
-                        added = _rank_sums(h, b, pages, count, t, outputs, inside, b_page, E0, E1, SLICES, BN, BT, H_ROWS, CHUNK, MAX_PAGES)
-    return acc, added, inverse
+    return acc
 
 
-@triton.jit(do_not_specialize=["rows", "parts_row", "weights_row"])
+@triton.jit(do_not_specialize=["rows", "parts_row", "weights_row"], do_not_specialize_on_alignment=["counters", "arrivals", "stamp"])
 def packed_kernel(
-    x, data0, data1, data2, bias, out, parts, stream, next_weight, parts_out, partials, arrivals, a, b, pages, row_weights, h,
-    rank_partials, counters, stamp, rows, x_row, out_row, parts_row, weights_row, a_page, b_page, width, eps, scale,
+    x, data0, data1, data2, bias, out, parts, stream, next_weight, parts_out, sums, arrivals, a, b, pages, row_weights, h, partials, added,
+    inverses, counters, stamp, rows, x_row, out_row, parts_row, weights_row, a_page, b_page, width, eps, scale,
     K: tl.constexpr, ROWS0: tl.constexpr, ROWS1: tl.constexpr, ROWS2: tl.constexpr,
     BITS0: tl.constexpr, KIND0: tl.constexpr, MINIMA0: tl.constexpr, ZERO0: tl.constexpr,
     BITS1: tl.constexpr, KIND1: tl.constexpr, MINIMA1: tl.constexpr, ZERO1: tl.constexpr,
     BITS2: tl.constexpr, KIND2: tl.constexpr, MINIMA2: tl.constexpr, ZERO2: tl.constexpr,
-    E0: tl.constexpr, E1: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     ROW_TILES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr,
     PARTS_OUT: tl.constexpr, H_BM: tl.constexpr, H_TILES: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr, PAGES: tl.constexpr,
-    PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
+    PROGRAMS: tl.constexpr, EN: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
-    PADDED0: tl.constexpr = (ROWS0 + 63) // 64 * 64
-    PADDED1: tl.constexpr = (ROWS1 + 63) // 64 * 64
-    PADDED2: tl.constexpr = (ROWS2 + 63) // 64 * 64
-    N: tl.constexpr = ROWS0 + ROWS1 + ROWS2
-    SUPERS: tl.constexpr = (K + 255) // 256
-    BLOCKS: tl.constexpr = (SUPERS + SPLIT - 1) // SPLIT
-    H_ROWS: tl.constexpr = H_TILES * H_BM
+    """`PROGRAMS` programs for rank rows, then one for 1 / rms, then `TILES` * `ROW_TILES` * `SPLIT`; slices end at E0, E1, E2."""
+    NORM: tl.constexpr = parts is not None
+    RANK: tl.constexpr = a is not None
+    FIRST: tl.constexpr = PROGRAMS + (1 if NORM else 0)
     program = tl.program_id(0)
     if stamp is not None:
         if program == 0:
             tl.store(stamp, tl.extra.cuda.globaltimer())
-    if program < PROGRAMS:
-        if a is not None:
-            rank_tasks(program, x, a, pages, row_weights, h, rank_partials, counters, rows, x_row, a_page, weights_row,
-                       K, SLICES, H_BM, H_TILES, DEPTH, STEP, PAGES, PROGRAMS, MAX_PAGES)
+    if program < FIRST:
+        if program < PROGRAMS:
+            if RANK:
+                rank_tasks(program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
+                           K, SLICES, H_BM, H_TILES, DEPTH, STEP, PAGES, PROGRAMS, MAX_PAGES)
+                rank_outputs(program, added, h, b, pages, counters, b_page,
+                             E0, E1, E2, SLICES, H_BM, H_TILES, EN, PAGES, PROGRAMS, CHUNK, MAX_PAGES)
+        elif NORM:
+            for tile in tl.static_range(H_TILES):
+                m = tile * H_BM + tl.arange(0, H_BM)
+                tl.store(inverses + m, inverse_rms(parts, rows, m, parts_row, width, eps, H_BM, PARTS), mask=m < rows)
+            tl.debug_barrier()
+            tl.atomic_add(counters + 1, 1, sem="release")
     else:
-        cell = (program - PROGRAMS) // SPLIT
-        split = (program - PROGRAMS) % SPLIT
+        PADDED0: tl.constexpr = (ROWS0 + 63) // 64 * 64
+        PADDED1: tl.constexpr = (ROWS1 + 63) // 64 * 64
+        PADDED2: tl.constexpr = (ROWS2 + 63) // 64 * 64
+        SUPERS: tl.constexpr = (K + 255) // 256
+        BLOCKS: tl.constexpr = (SUPERS + SPLIT - 1) // SPLIT
+        cell = (program - FIRST) // SPLIT
+        split = (program - FIRST) % SPLIT
         tile = cell // ROW_TILES
         t = cell % ROW_TILES * BT + tl.arange(0, BT)
         begin = split * BLOCKS
         end = tl.minimum(begin + BLOCKS, SUPERS)
-        meet = tl.maximum(begin, end - STAGES)
-        count = 0
-        if a is not None:
-            count = tl.where(split == SPLIT - 1, tl.load(pages), 0)
         first = tile * BN
         n = first + tl.arange(0, BN)
         if ROWS1 == 0 or first < PADDED0:
             inside = n < ROWS0
-            acc, added, inverse = _product(
-                x, data0, first, n, inside, t, begin, end, rows, x_row, parts, parts_row, width, eps, h, b, pages, counters, count, b_page,
-                meet, K, PADDED0, BITS0, KIND0, MINIMA0, ZERO0, E0, E1, N, SLICES, GLU, BN, BT, STAGES, PARTS, H_ROWS, H_TILES, PAGES,
-                CHUNK, MAX_PAGES, ASSEMBLY)
+            acc = _product(x, data0, first, t, begin, end, rows, x_row, K, PADDED0, BITS0, KIND0, MINIMA0, ZERO0, BN, BT, STAGES, ASSEMBLY)
         elif ROWS2 == 0 or first < PADDED0 + PADDED1:
             n -= PADDED0 - ROWS0
             inside = n < ROWS0 + ROWS1
-            acc, added, inverse = _product(
-                x, data1, first - PADDED0, n, inside, t, begin, end, rows, x_row, parts, parts_row, width, eps, h, b, pages, counters,
-                count, b_page, meet, K, PADDED1, BITS1, KIND1, MINIMA1, ZERO1, E0, E1, N, SLICES, GLU, BN, BT, STAGES, PARTS, H_ROWS,
-                H_TILES, PAGES, CHUNK, MAX_PAGES, ASSEMBLY)
+            acc = _product(x, data1, first - PADDED0, t, begin, end, rows, x_row, K, PADDED1, BITS1, KIND1, MINIMA1, ZERO1, BN, BT, STAGES,
+                           ASSEMBLY)
         else:
             n -= PADDED0 - ROWS0 + PADDED1 - ROWS1
-            inside = n < N
-            acc, added, inverse = _product(
-                x, data2, first - PADDED0 - PADDED1, n, inside, t, begin, end, rows, x_row, parts, parts_row, width, eps, h, b, pages,
-                counters, count, b_page, meet, K, PADDED2, BITS2, KIND2, MINIMA2, ZERO2, E0, E1, N, SLICES, GLU, BN, BT, STAGES, PARTS,
-                H_ROWS, H_TILES, PAGES, CHUNK, MAX_PAGES, ASSEMBLY)
-        acc += added
+            inside = n < ROWS0 + ROWS1 + ROWS2
+            acc = _product(x, data2, first - PADDED0 - PADDED1, t, begin, end, rows, x_row, K, PADDED2, BITS2, KIND2, MINIMA2, ZERO2,
+                           BN, BT, STAGES, ASSEMBLY)
         last = True
         if SPLIT > 1:
-            part = partials + cell * (SPLIT * BN * BT) + tl.arange(0, BN)[:, None] * BT + tl.arange(0, BT)[None, :]
+            part = sums + cell * (SPLIT * BN * BT) + tl.arange(0, BN)[:, None] * BT + tl.arange(0, BT)[None, :]
             tl.store(part + split * (BN * BT), acc)
             tl.debug_barrier()
             last = tl.atomic_add(arrivals + cell, 1, sem="acq_rel") == SPLIT - 1
@@ -220,19 +180,31 @@ def packed_kernel(
                 for other in tl.static_range(1, SPLIT):
                     acc += tl.load(part + other * (BN * BT), cache_modifier=".cg")
         if last:
-            _finish(acc * inverse[None, :], n, inside, t, rows, tile, bias, out, out_row, stream, next_weight, parts_out, parts_row, scale,
-                    N, GLU, BN, BT, TILES, PARTS_OUT)
+            outputs = n
+            if GLU != "":
+                outputs = n % 2 * (ROWS0 // 2) + n // 2
+            if NORM or RANK:
+                count = tl.load(pages) if RANK else 0
+                wanted = tl.where(count > 0, outputs_of_rank(E0, E1, E2, EN) * H_TILES, 0) + (1 if NORM else 0)
+                while tl.atomic_add(counters + 1, 0, sem="acquire") < wanted:
+                    pass
+                if RANK:
+                    known = inside[:, None] & (t < tl.where(count > 0, rows, 0))[None, :]
+                    acc += tl.load(added + t[None, :] * E2 + outputs[:, None], mask=known, other=0.0, cache_modifier=".cg")
+                if NORM:
+                    acc *= tl.load(inverses + t, mask=t < rows, other=1.0, cache_modifier=".cg")[None, :]
+            _finish(acc, n, outputs, inside, t, rows, tile, bias, out, out_row, stream, next_weight, parts_out, parts_row, scale,
+                    ROWS0 + ROWS1 + ROWS2, GLU, BN, BT, TILES, PARTS_OUT)
 
 
 @triton.jit
 def _finish(
-    y, n, inside, t, rows, tile, bias, out, out_row, stream, next_weight, parts_out, parts_row, scale,
+    y, n, outputs, inside, t, rows, tile, bias, out, out_row, stream, next_weight, parts_out, parts_row, scale,
     N: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILES: tl.constexpr, PARTS_OUT: tl.constexpr,
 ):
     """What stands behind the product, as in `linear_kernel`; y [n, t]. With a gate, row 2 i is of it and row 2 i + 1 of the up half."""
     here = t < rows
     if bias is not None:
-        outputs = n % 2 * (N // 2) + n // 2 if GLU != "" else n
         y += tl.load(bias + outputs, mask=inside, other=0.0).to(tl.float32)[:, None]
     if GLU != "":
         gate, up = tl.split(tl.trans(tl.reshape(y, (BN // 2, 2, BT)), (0, 2, 1)))

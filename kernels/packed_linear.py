@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 PROGRAMS = 512
 """that a matrix is cut into where it has inputs enough: about four for each multiprocessor of the GPUs that this is for"""
+RANK_STEP = 128
+"""inputs of one step of a rank task: it takes no more shared memory than the base product does"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,11 @@ def packed_tile(weight: RepackedWeight, rows: int) -> PackedTile:
         split *= 2
     tile_rows = (16 if INTERPRETED else 8) if rows <= 8 else 16 if rows <= 16 else 32
     return PackedTile(64 if rows <= 8 else 32, tile_rows, split, 3, 2)
+
+
+def packed_rank_depth(d_in: int) -> int:
+    """Inputs of a rank task: a short chain, for a program has two warps."""
+    return min(1024, -(-d_in // RANK_STEP) * RANK_STEP)
 
 
 def packed_square_parts(weight: RepackedWeight) -> int:
@@ -74,24 +81,26 @@ def packed_linear(
     squares = residual.squares if residual else None
     parts = norm or squares
     pool = rank.pool if rank else None
-    ends = pool.ends if pool else weight.shape[:1]
-    programs = dense.rank_programs if rank else 0
+    ends = (*(pool.ends if pool else ()), *[weight.shape[0]] * 3)[:3]
+    programs = 0 if rank is None else 1 if INTERPRETED else dense.rank_programs
     some = [*weight.parts, *[None] * (MOST_PARTS - len(weight.parts))]
     kinds = {}
     for index, part in enumerate(some):
         kinds |= {f"ROWS{index}": part.rows if part else 0, f"BITS{index}": part.order.bits if part else 0,
                   f"KIND{index}": KINDS[part.order.scales] if part else 0, f"MINIMA{index}": int(part.order.minima) if part else 0,
                   f"ZERO{index}": part.order.zero if part else 0}
-    packed_kernel[(programs + tiles * cuts * tile.split,)](
+    packed_kernel[(programs + (norm is not None) + tiles * cuts * tile.split,)](
         x, *(part and part.data for part in some), bias, out, norm and norm.parts, residual and residual.stream,
         residual and residual.next_weight, squares and squares.parts, work.sums, work.arrivals,
         pool and pool.a[:, rank.layer], pool and pool.b[:, rank.layer], rank and rank.pages, rank and rank.weights, work.h, work.partials,
-        work.counters, stamp and stamp[0][stamp[1] :], rows, x.stride(0), out.stride(0), parts.parts.stride(0) if parts else 0,
+        work.added, work.inverses, work.counters, stamp and stamp[0][stamp[1] :],
+        rows, x.stride(0), out.stride(0), parts.parts.stride(0) if parts else 0,
         rank.weights.stride(0) if rank else 0, pool.a.stride(0) if pool else 0, pool.b.stride(0) if pool else 0,
         norm.width if norm else 1, norm.eps if norm else 0.0, residual.scale if residual else 1.0,
-        K=d_in, **kinds, E0=ends[0], E1=ends[min(1, len(ends) - 1)], SLICES=len(ends), GLU=glu, BN=tile.columns, BT=tile.rows,
+        K=d_in, **kinds, E0=ends[0], E1=ends[1], E2=ends[2], SLICES=pool.slices if pool else 1, GLU=glu, BN=tile.columns, BT=tile.rows,
         ROW_TILES=cuts, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
-        PARTS_OUT=squares.parts.shape[0] if squares else 0, H_BM=h_rows, H_TILES=h_tiles, DEPTH=dense.rank_depth, STEP=dense.rank_step,
-        PAGES=rank_tile_pages(rows), PROGRAMS=programs, CHUNK=min(64, dense.rank_chunk), MAX_PAGES=MAX_PAGES, ASSEMBLY=not INTERPRETED,
-        num_warps=tile.warps,
+        PARTS_OUT=squares.parts.shape[0] if squares else 0, H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in),
+        STEP=RANK_STEP,
+        PAGES=rank_tile_pages(rows), PROGRAMS=programs, EN=dense.rank_columns, CHUNK=dense.rank_chunk, MAX_PAGES=MAX_PAGES,
+        ASSEMBLY=not INTERPRETED, num_warps=tile.warps,
     )
