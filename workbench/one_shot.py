@@ -72,7 +72,7 @@ class _Conversation:
         for event in engine.events():
             match event:
                 case p.RequestQueued():
-                    engine.warn(f"waiting: {event.because}")
+                    engine.progress.show(f"waiting: {event.because}")
                 case p.RequestStarted():
                     self._reply.activations = event.activations
                     self._say_activations()

@@ -22,11 +22,11 @@ def ask_round(engine: EngineRun, setup: Setup, prompt: p.Prompt, number: int, wh
     first = 1 + number * len(setup.columns)
     rows = {first + i: Row(first + i, column) for i, column in enumerate(setup.columns)}
     engine.send(p.GenerateTogether(tuple(p.Generate(number, prompt, row.column.mix, setup.sampling) for number, row in rows.items())))
-    said: set[str] = set()
     for event in engine.events():
-        _take(engine, rows, event, said)
+        _take(rows, event)
         tokens = sum(row.tokens for row in rows.values())
-        engine.progress.show(f"{what}: {counted(tokens, 'token')}")
+        waits = next((f", waiting: {row.note}" for row in rows.values() if row.phase == "queued" and row.note), "")
+        engine.progress.show(f"{what}: {counted(tokens, 'token')}{waits}")
         if not any(row.active for row in rows.values()):
             break
     replies = tuple(row.reply for row in rows.values())
@@ -53,13 +53,10 @@ def score_round(engine: EngineRun, round: Round, mixes: Sequence[p.Mix], number:
     raise AssertionError("the events never end")
 
 
-def _take(engine: EngineRun, rows: dict[int, Row], event: p.Event, said: set[str]) -> None:
+def _take(rows: dict[int, Row], event: p.Event) -> None:
     row = rows.get(getattr(event, "request_id", 0))
     if row is None:
         return
     row.take(event)
     if isinstance(event, p.RequestFailed) and event.out_of_memory:
         raise Failed(event.message, exit_codes.OUT_OF_MEMORY)
-    if isinstance(event, p.RequestQueued) and event.because not in said:
-        said.add(event.because)
-        engine.warn(f"waiting: {event.because}")
