@@ -9,7 +9,7 @@ from .triton_compat import runs_triton, tl, triton
 def embed_rows(ids: Tensor, table: Tensor, out: Tensor, residual: Residual) -> None:
     """Semantics: stream = scale * table[ids], out = stream * next_weight, squares of the stream, all as `Residual` says.
 
-    ids [rows] int64; table [words, width]; out, stream [rows, width]. Nothing waits for the device, so a graph can hold it.
+    ids [rows] int32 or int64; table [words, width]; out, stream [rows, width]. Nothing waits for the device, so a graph can hold it.
     """
     if not runs_triton(table):
         embed_rows_reference(ids, table, out, residual)
@@ -37,7 +37,7 @@ def _embed_rows(
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     inside = place < WIDTH
-    x = tl.load(table + tl.load(ids + row) * WIDTH + place, mask=inside, other=0.0).to(tl.float32) * scale
+    x = tl.load(table + tl.load(ids + row).to(tl.int64) * WIDTH + place, mask=inside, other=0.0).to(tl.float32) * scale
     tl.store(stream + row * WIDTH + place, x.to(stream.dtype.element_ty), mask=inside)
     following = tl.load(next_weight + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * WIDTH + place, (x * following).to(out.dtype.element_ty), mask=inside)
