@@ -64,4 +64,3 @@ def test_step_spreads_adapter_weights_over_rank_rows(seed: int) -> None:
     assert step.row_weights(first).tolist() == [[2, 2, -1, 2, -1], [0, 0, 3, 0, 3]]
     assert step.row_weights(second).tolist() == [[-1, -1], [3, 3]]
     assert step.row_weights(first) is step.row_weights(first)
-    assert step.select(torch.tensor([1])).row_weights(first).tolist() == [[0, 0, 3, 0, 3]]
