@@ -1,8 +1,10 @@
 """Decode steps as CUDA graphs: each kind is captured once, replayed ever after."""
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +70,7 @@ class DecodeGraphs:
             torch.cuda.current_stream(self._device).wait_stream(beside)
             torch.cuda.synchronize(self._device)
             # threads that bring adapters nearer allocate meanwhile
-            with torch.cuda.graph(graph, pool=self._pool, stream=beside, capture_error_mode="thread_local"):
+            with _nothing_freed(), torch.cuda.graph(graph, pool=self._pool, stream=beside, capture_error_mode="thread_local"):
                 step()
         except Exception as error:
             problem = self._problems[kind] = f"the decode step of {kind.rows} rows could not be captured: {sentence(error)}"
@@ -76,3 +78,16 @@ class DecodeGraphs:
             raise NoGraph(problem) from error
         self._emit(GraphCaptured(kind.rows, kind.adapters, kind.random, (time.perf_counter() - began) * 1e3))
         return graph
+
+
+@contextmanager
+def _nothing_freed() -> Iterator[None]:
+    """What Python would collect now (graphs of a base that was unloaded, say) the device frees by calls that end a capture."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
