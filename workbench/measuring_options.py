@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from .arguments import AdapterArgument, UsageError, Within, find_adapter, find_model
-from .options import Json
+from .arguments import MAX_SLOTS, AdapterArgument, UsageError, Within, find_adapter, find_model
+from .options import Device, Dtype, Json
 
 Measured = Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; none: the default model with the sample adapters.")]
 Adapters = Annotated[tuple[str, ...], Parameter(
@@ -55,6 +55,45 @@ def turns(
     if server is not None and program is None:
         raise UsageError(f"--server {server}: there is no such program; give the path of a llama-server")
     return report(find_model(model) if model else None, _paths(lora), prefix, rounds, program, as_json=json)
+
+
+@bench.command
+def step(
+    model: Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; none: random weights of --shape.")] = None,
+    /,
+    *,
+    shape: Annotated[str | None, Parameter(help="Random weights instead of a file: 8b, 1b, 135m, or sizes as layers=4,hidden=256,... "
+                                                "(8b,layers=2 differs from 8b in these). None: 8b on a GPU, 135m on a CPU.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    adapters: Annotated[int, Parameter(validator=Within(0, MAX_SLOTS), help="Random adapters on all linears.")] = 8,
+    ranks: Annotated[str, Parameter(help="Their ranks, in turn: 16, or 8,16,32,64.")] = "16",
+    batch: Annotated[str, Parameter(help="Rows of decode steps, each of them measured.")] = "1,8,32",
+    context: Annotated[int, Parameter(validator=Within(4, 1_000_000), help="Tokens of every row.")] = 256,
+    prefill: Annotated[str, Parameter(help="Tokens of prompts, each of them measured; 0 for none.")] = "512,2048",
+    steps: Annotated[int, Parameter(validator=Within(3, 10_000), help="Decode steps measured of each kind; the median counts.")] = 30,
+    json: Json = False,
+) -> int:
+    """Measure decode and prefill steps with adapters and without, beside the bytes that they must read and plain torch."""
+    from .step_speed import report
+
+    if model is not None and shape is not None:
+        raise UsageError("a model and --shape were given; measure the one or the other")
+    counts = {"ranks": _numbers("--ranks", ranks, 1, 1024), "batch": _numbers("--batch", batch, 1, 256),
+              "prefill": [] if prefill.strip() == "0" else _numbers("--prefill", prefill, 2, 1_000_000)}
+    if counts["prefill"] and adapters > min(counts["prefill"]) // 2:
+        raise UsageError(f"--prefill {min(counts['prefill'])}: parted among {adapters} adapters that leaves less than 2 tokens each; "
+                         "give longer prompts or fewer adapters")
+    return report({"model": find_model(model) if model else None, "shape": shape, "device": device, "dtype": dtype, "adapters": adapters,
+                   "context": context, "steps": steps, **counts}, json)
+
+
+def _numbers(option: str, text: str, least: int, most: int) -> list[int]:
+    """Numbers parted by commas. Raises UsageError."""
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if not all(least <= number <= most for number in numbers):
+        raise UsageError(f"{option} {text}: give whole numbers from {least:,} to {most:,}, parted by commas")
+    return numbers
 
 
 def _paths(lora: tuple[str, ...]) -> list[str]:
