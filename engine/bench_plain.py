@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .device_graphs import nothing_freed
 from .models.acting import Norm
 from .models.decoder import Decoder
 from .models.facts import ModelFacts
@@ -91,6 +92,6 @@ class PlainStep:
             self._step()
             self._step()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=beside):
+        with nothing_freed(), torch.cuda.graph(graph, stream=beside):
             self._step()
         return graph.replay

@@ -70,7 +70,7 @@ class DecodeGraphs:
             torch.cuda.current_stream(self._device).wait_stream(beside)
             torch.cuda.synchronize(self._device)
             # threads that bring adapters nearer allocate meanwhile
-            with _nothing_freed(), torch.cuda.graph(graph, pool=self._pool, stream=beside, capture_error_mode="thread_local"):
+            with nothing_freed(), torch.cuda.graph(graph, pool=self._pool, stream=beside, capture_error_mode="thread_local"):
                 step()
         except Exception as error:
             problem = self._problems[kind] = f"the decode step of {kind.rows} rows could not be captured: {sentence(error)}"
@@ -81,7 +81,7 @@ class DecodeGraphs:
 
 
 @contextmanager
-def _nothing_freed() -> Iterator[None]:
+def nothing_freed() -> Iterator[None]:
     """What Python would collect now (graphs of a base that was unloaded, say) the device frees by calls that end a capture."""
     gc.collect()
     collects = gc.isenabled()
