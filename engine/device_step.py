@@ -81,10 +81,11 @@ class DeviceStep:
         self._launched = 0
         """requests of the step that `begin` launched"""
         self._began = 0.0
-        self._acting: dict[str, str] = {}
         self._routing: Routing | None = None
         self._moves = -1
-        """of slots, when `_routing` was made"""
+        """of slots, when the adapters of the step were looked at"""
+        self._obstacle = ""
+        self._kind = Kind(1, False, False)
         self._steps: dict[Kind, DecodeStep] = {}
 
     def warm_up(self) -> None:
@@ -96,17 +97,18 @@ class DeviceStep:
         self._began = time.perf_counter()
         if len(requests) > self._most:
             return f"{len(requests)} requests, at most {self._most} run in a graph"
-        changed = self._rows.fill(requests, self._rope_start)
-        if why := self._compose(requests, changed):
-            return why
-        random = not all(self._takes_best(request) for request in requests)
-        if random:
+        if self._rows.fill(requests, self._rope_start) or self._moves != self._store.moves:
+            self._moves = -1
+            self._obstacle = self._compose(requests)
+            self._moves = self._store.moves
+        if self._obstacle:
+            return self._obstacle
+        if self._kind.random:
             self._sampler.set([request.draw(self._decoder.device) for request in requests])
         self._rows.upload_tables()
-        kind = Kind(_bucket(len(requests)), self._routing is not None, random)
-        self._without = self._run_without_adapters(kind)
+        self._without = self._run_without_adapters(self._kind)
         self._launched = len(requests)
-        return self._launch(kind)
+        return self._launch(self._kind)
 
     @property
     def routing(self) -> Routing | None:
@@ -135,7 +137,7 @@ class DeviceStep:
     def _run_without_adapters(self, kind: Kind) -> np.ndarray | None:
         """Now and then: the step as it would be without adapters, for its times [ops] ms, which are not counted. What it leaves in the
         cache is written over by the step itself."""
-        if not kind.adapters or not self._stamps.live or not self._share.due((kind, *self._acting)):
+        if not kind.adapters or not self._stamps.live or not self._share.due((kind, *self._routing.columns)):
             return None
         plain = replace(kind, adapters=False)
         if plain not in self._graphs:
@@ -151,23 +153,19 @@ class DeviceStep:
         if self._done is not None:
             self._done.synchronize()
 
-    def _compose(self, requests: Sequence[Request], changed: bool) -> str:
+    def _compose(self, requests: Sequence[Request]) -> str:
         """Make the adapters that act on the rows those of the step. Returns "", or why they cannot be."""
-        if changed:
-            self._acting = {use.name: use.digest for row in self._rows.uses for use in row}
-            self._store.check_holds(self._acting)
-        if changed or self._moves != self._store.moves:
-            self._routing = self._store.routing(self._acting) if self._acting else None
-            self._moves = self._store.moves
-        if self._routing is None:
-            return ""
-        if self._routing.obstacle:
-            return self._routing.obstacle
-        if composed := self._pages.compose(self._routing):
-            self._device_lists.copy_(self._lists, non_blocking=True)
-        if changed or composed:
+        acting = {use.name: use.digest for row in self._rows.uses for use in row}
+        self._store.check_holds(acting)
+        self._routing = self._store.routing(acting) if acting else None
+        if self._routing is not None:
+            if self._routing.obstacle:
+                return self._routing.obstacle
+            if self._pages.compose(self._routing):
+                self._device_lists.copy_(self._lists, non_blocking=True)
             for row, (request, active) in enumerate(zip(requests, self._rows.uses, strict=True)):
                 self._pages.fill(row, active, len(request.ids) - 1)
+        self._kind = Kind(_bucket(len(requests)), self._routing is not None, not all(map(self._takes_best, requests)))
         return ""
 
     def _launch(self, kind: Kind) -> str:
