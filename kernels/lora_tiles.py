@@ -20,17 +20,17 @@ from .triton_compat import runs_triton
 FEW_ROWS = 16
 """a step of so few is one tile"""
 TILE_ROWS = 64
-UNITS = 4
+UNITS = 2
 """pages by slices that a program shrinks to at once"""
-DEPTH = 64
-"""inputs of a step of its loop"""
-COLUMNS = 128
+DEPTH_BYTES = 256
+"""of the inputs of a row that a step of its loop takes"""
+COLUMNS = 64
 """outputs that a program expands to"""
 PROGRAMS = 264
 """of a shrink: the inputs are parted until there are so many, or a part is short"""
 LEAST_DEPTH = 256
-SIDE_ROWS = 256
-"""fewer rows shrink sooner than a stream beside is told to"""
+SIDE_ROWS = 1024
+"""of a step whose shrinks run beside the base's products; the device is done with fewer rows before it is told all of that"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,8 @@ def lora_shrink_tiles(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, nu
     units = one.pages.shape[1] * pool.slices
     groups, cuts, d_in = -(-units // UNITS), len(one.counts), x.shape[1]
     splits = max(1, min(-(-PROGRAMS // (cuts * groups)), d_in // LEAST_DEPTH))
-    depth = -(-d_in // (splits * DEPTH)) * DEPTH
+    step = DEPTH_BYTES // x.element_size()
+    depth = -(-d_in // (splits * step)) * step
     parts = cuts * groups * splits if splits > 1 else 0
     partials = torch.empty(parts * tiles.rows * UNITS * PAGE_ROWS, dtype=torch.float32, device=x.device)
 
@@ -135,7 +136,7 @@ def lora_shrink_tiles(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, nu
         shrink_kernel[(cuts * groups * splits,)](
             x, pool.a[:, layer], one.counts, one.pages, one.columns, tiles.weights, h, partials, tiles.arrivals,
             x.shape[0], x.stride(0), pool.a.stride(0), tiles.weights.stride(0), h.stride(0), d_in, depth,
-            one.pages.shape[1], groups, splits, pool.slices, BM=tiles.rows, UNITS=UNITS, BK=DEPTH, STAGES=3, num_warps=4)
+            one.pages.shape[1], groups, splits, pool.slices, BM=tiles.rows, UNITS=UNITS, BK=step, STAGES=3, num_warps=4)
 
     if side is None or x.shape[0] < SIDE_ROWS:
         launch()
@@ -168,7 +169,7 @@ def lora_expand_tiles_(y: Tensor, shrunk: Shrunk, pool: RankPool, layer: int, ti
     expand_kernel[(until[-1], len(one.counts))](
         y, pool.b[:, layer], one.counts, one.pages, tiles.touched, shrunk.h, y.shape[0], y.stride(0), pool.b.stride(0), shrunk.h.stride(0),
         one.pages.shape[1], pool.slices, ends[0], ends[min(1, len(ends) - 1)], ends[-1], until[0], until[min(1, len(until) - 1)],
-        BM=tiles.rows, BN=COLUMNS, CHUNK=1 if one.pages.shape[1] == 1 else 2, num_warps=4)
+        BM=tiles.rows, BN=COLUMNS, num_warps=4)
 
 
 def _shrink_reference(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, one: TileList) -> Tensor:

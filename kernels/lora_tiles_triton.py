@@ -48,8 +48,10 @@ def shrink_kernel(
             last = tl.atomic_add(arrivals + task, 1, sem="acq_rel") == splits - 1
             if last:
                 sums = tl.zeros((BM, UNITS * 16), tl.float32)
-                for other in tl.range(0, splits, num_stages=1):
-                    sums += tl.load(parts + other * (BM * UNITS * 16), mask=acts[None, :], other=0.0, cache_modifier=".cg")
+                for other in tl.range(0, splits, 4, num_stages=1):
+                    for next in tl.static_range(4):  # under way at once
+                        there = unit < tl.where(other + next < splits, count * slices, 0)
+                        sums += tl.load(parts + (other + next) * (BM * UNITS * 16), mask=there[None, :], other=0.0, cache_modifier=".cg")
                 tl.store(arrivals + task, 0)
         if last:
             column = tl.load(columns + tile * most + place, mask=acts, other=0)
@@ -62,31 +64,28 @@ def shrink_kernel(
             do_not_specialize_on_alignment=["counts", "pages", "touched"])
 def expand_kernel(
     y, b, counts, pages, touched, h, rows, y_row, b_page, h_row, most, slices, end0, end1, end2, tiles0, tiles1,
-    BM: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):
     """y [rows, d_out] += H B^T, in place, on the rows that are `touched`; a program does BM rows at BN outputs of one slice."""
     n_tile = tl.program_id(0)
     tile = tl.program_id(1)
     count = tl.load(counts + tile)
+    m = tile * BM + tl.arange(0, BM)
+    acts = tl.load(touched + m, mask=m < rows, other=0) != 0
     if count > 0:
         s = (n_tile >= tiles0).to(tl.int32) + (n_tile >= tiles1).to(tl.int32)
         start = tl.where(s == 0, 0, tl.where(s == 1, end0, end1))
         end = tl.where(s == 0, end0, tl.where(s == 1, end1, end2))
         n = start + (n_tile - tl.where(s == 0, 0, tl.where(s == 1, tiles0, tiles1))) * BN + tl.arange(0, BN)
         inside = n < end
-        m = tile * BM + tl.arange(0, BM)
-        acts = tl.load(touched + m, mask=m < rows, other=0) != 0
         at = y + m.to(tl.int64)[:, None] * y_row + n[None, :]
         both = acts[:, None] & inside[None, :]
         before = tl.load(at, mask=both, other=0.0)
-        r = tl.arange(0, CHUNK * 16)
+        r = tl.arange(0, 16)
         sums = tl.zeros((BM, BN), tl.float32)
-        for first in range(0, count, CHUNK):
-            place = first + r // 16
-            known = place < count
-            page = tl.load(pages + tile * most + place, mask=known, other=0).to(tl.int64)
-            up = tl.load(b + (page * b_page + r % 16)[:, None] + n[None, :] * 16, mask=known[:, None] & inside[None, :], other=0.0)
-            low = tl.load(h + m.to(tl.int64)[:, None] * h_row + ((place * slices + s) * 16 + r % 16)[None, :],
-                          mask=acts[:, None] & known[None, :], other=0.0)
+        for place in range(0, count):
+            page = tl.load(pages + tile * most + place).to(tl.int64)
+            up = tl.load(b + page * b_page + r[:, None] + n[None, :] * 16, mask=inside[None, :], other=0.0)
+            low = tl.load(h + m.to(tl.int64)[:, None] * h_row + (place * slices + s) * 16 + r[None, :], mask=acts[:, None], other=0.0)
             sums = tl.dot(low, up, sums, input_precision="ieee")
         tl.store(at, (before.to(tl.float32) + sums).to(y.dtype.element_ty), mask=both)

@@ -26,7 +26,7 @@ def rng(seed: int) -> random.Random:
 @interpreted
 @pytest.mark.parametrize("rows, d_in, ends, ranks, least, dtype", [
     (5, 48, (40,), (16,), 256, torch.float32), (70, 64, (24, 36, 52), (5, 40), 256, torch.float16),
-    (90, 200, (140, 280), (8, 17, 16), 64, torch.float32), (1, 64, (150,), (3,), 256, torch.float32),
+    (90, 330, (140, 280), (8, 17, 16), 64, torch.float32), (1, 64, (150,), (3,), 256, torch.float32),
 ], ids=str)
 def test_kernels(
     rows: int, d_in: int, ends: tuple[int, ...], ranks: tuple[int, ...], least: int, dtype: torch.dtype, rng: random.Random,
@@ -45,7 +45,11 @@ def test_kernels(
     (640, 2048, (2048, 2560, 3072), MIXED), (260, 14336, (1024,), (16,)), (17, 576, (1536, 3072), (64, 8)), (3, 1024, (128256,), (16,)),
     (300, 1024, (4099,), MIXED),
 ], ids=str)
-def test_on_gpu(rows: int, d_in: int, ends: tuple[int, ...], ranks: tuple[int, ...], dtype: torch.dtype, rng: random.Random) -> None:
+def test_on_gpu(
+    rows: int, d_in: int, ends: tuple[int, ...], ranks: tuple[int, ...], dtype: torch.dtype, rng: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lora_tiles, "SIDE_ROWS", 1)
     case = tile_case(rng, rows, d_in, ends, ranks, dtype, "cuda")
     alone = case.run()
     case.check(alone, TOLERANCE[dtype])
