@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .measured_base import MeasuredBase, Timed
     from .models.decoder import Decoder
     from .models.facts import ModelFacts
+    from .protocol import StepFinished
 
 ROUNDS = 3
 """in which all that is compared is run in turns, so that a busy moment hits all alike"""
@@ -43,6 +44,15 @@ class _Measured:
     @property
     def ms(self) -> list[float]:
         return [ms for timed in self.timed for ms in timed.ms]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What is read: adapters of these ranks in each of `steps`, keys and values of `stored` tokens in all."""
+
+    ranks: Sequence[int]
+    stored: int
+    steps: int
 
 
 def run_step(
@@ -145,16 +155,25 @@ class _Bench:
         told = []
         for name, cell in cells.items():
             acting = cell.ranks[:min(rows, len(cell.ranks))]
-            told.append({"batch": rows, "context": context} | self._told(name, cell, cells[BASE], acting, rows * context)
+            steps_of = [step for timed in cell.timed for step in timed.steps]
+            told.append({"batch": rows, "context": context}
+                        | self._told(name, cell, cells[BASE], _Read(acting, rows * context, 1), steps_of)
                         | {"plain_torch_ms": _median(plain_ms), "plain_torch_over": _ratio(plain_ms, cell.ms)})
         return told
 
     def prefill(self, tokens: int) -> list[dict[str, Any]]:
-        cells = self._cells(tokens, lambda names: self._base.prefill(names, tokens, 1, ROUND_SECONDS))
+        cells = self._cells(tokens, lambda names: self._base.prefill(names, tokens, max(1, self._steps // ROUNDS), ROUND_SECONDS))
+        for cell in cells.values():
+            self._base.prompt_steps(cell.names, tokens)
         for number in range(ROUNDS):
             self._turn(number, cells, f"prefill, {tokens} tokens")
-        return [{"tokens": tokens, "prompts": max(1, len(cell.names))} | self._told(name, cell, cells[BASE], cell.ranks, 0)
-                | {"tokens_per_second": round(tokens / statistics.median(cell.ms) * 1e3, 1)} for name, cell in cells.items()]
+        told = []
+        for name, cell in cells.items():
+            steps = self._base.prompt_steps(cell.names, tokens)
+            told.append({"tokens": tokens, "prompts": max(1, len(cell.names)), "steps": len(steps)}
+                        | self._told(name, cell, cells[BASE], _Read(cell.ranks, 0, len(steps)), steps)
+                        | {"tokens_per_second": round(tokens / statistics.median(cell.ms) * 1e3, 1)})
+        return told
 
     def _cells(self, rows: int, run: Callable[[Sequence[str]], Timed]) -> dict[str, _Measured]:
         """What can be compared on so many rows, by name."""
@@ -170,28 +189,31 @@ class _Bench:
             self._progress(f"{what}, {name}: round {number + 1} of {ROUNDS}")
             cell.timed.append(cell.run())
 
-    def _told(self, name: str, cell: _Measured, base: _Measured, acting: Sequence[int], stored: int) -> dict[str, Any]:
-        """`acting`: the ranks that are read; `stored`: tokens whose keys and values are."""
-        ms, steps = statistics.median(cell.ms), [step for timed in cell.timed for step in timed.steps]
-        passes = len(steps) / len(cell.ms)
-        floor = {part: passes * count / self._bandwidth * 1e3 for part, count in _read_bytes(self._base.decoder, acting, stored).items()}
-        ops = {op: statistics.median(step.ms_by_op[op] for step in steps if op in step.ms_by_op) for op in dict.fromkeys(
-            op for step in steps for op in step.ms_by_op)}
+    def _told(
+        self, name: str, cell: _Measured, base: _Measured, read: _Read, steps: Sequence[StepFinished],
+    ) -> dict[str, Any]:
+        """`ms_by_op` are shares of the median, by those of `steps`."""
+        ms = statistics.median(cell.ms)
+        floor = {part: count / self._bandwidth * 1e3 for part, count in _read_bytes(self._base.decoder, read).items()}
+        ops = {op: statistics.median(step.ms_by_op.get(op, 0.0) for step in steps)
+               for op in dict.fromkeys(op for step in steps for op in step.ms_by_op)}
+        share = ms / sum(ops.values())
         return {
-            "adapters": name, "ranks": list(acting), "ms": round(ms, 4), "least_ms": round(min(cell.ms), 4),
+            "adapters": name, "ranks": list(read.ranks), "ms": round(ms, 4), "least_ms": round(min(cell.ms), 4),
             "greatest_ms": round(max(cell.ms), 4), "times": len(cell.ms), "over_base": _ratio(cell.ms, base.ms),
             "floor_ms": {part: round(value, 4) for part, value in floor.items()}, "of_floor": round(sum(floor.values()) / ms, 4),
-            "ms_by_op": {op: round(value, 4) for op, value in ops.items()}, "path": ", ".join(dict.fromkeys(step.path for step in steps))}
+            "ms_by_op": {op: round(share * value, 4) for op, value in ops.items()},
+            "path": ", ".join(dict.fromkeys(step.path for step in steps))}
 
 
-def _read_bytes(decoder: Decoder, ranks: Sequence[int], stored: int) -> dict[str, int]:
-    """What a step cannot but read: every matrix of the linears, A and B at their true ranks, keys and values."""
+def _read_bytes(decoder: Decoder, read: _Read) -> dict[str, int]:
+    """What cannot but be read: every matrix of the linears, A and B at their true ranks, keys and values."""
     from .random_base import adapter_bytes
     linears = [decoder.head, *(linear for layer in decoder.layers for linear in layer.linears)]
     facts, itemsize = decoder.facts, decoder.dtype.itemsize
-    return {"weights": sum(linear.weight.nbytes for linear in linears),
-            "adapters": sum(adapter_bytes(facts, rank, itemsize) for rank in ranks),
-            "keys and values": 2 * facts.layers * facts.kv_out * itemsize * stored}
+    return {"weights": read.steps * sum(linear.weight.nbytes for linear in linears),
+            "adapters": read.steps * sum(adapter_bytes(facts, rank, itemsize) for rank in read.ranks),
+            "keys and values": 2 * facts.layers * facts.kv_out * itemsize * read.stored}
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -36,7 +36,7 @@ MOST_TOKENS = 1 << 20
 
 @dataclass(slots=True)
 class Timed:
-    """Rounds of the same work: milliseconds of each by the clock of the host, and the steps of all of them."""
+    """The same work again and again: milliseconds of each by the clock of the host, and its steps."""
 
     ms: list[float] = field(default_factory=list)
     steps: list[StepFinished] = field(default_factory=list)
@@ -91,20 +91,24 @@ class MeasuredBase:
 
     def prefill(self, names: Sequence[str], tokens: int, times: int, seconds: float) -> Timed:
         """Prompts of `tokens` tokens together, one under each of `names` or one of the base, in the engine's steps, each drawing a token at
-        its end. Times as for `decode`; one round before does not count."""
+        its end. At most `times`, and none after so many `seconds`, but one at least. `steps` stays empty: see `prompt_steps`."""
         timed = Timed()
         began = time.perf_counter()
-        while len(timed.ms) <= times and (len(timed.ms) < 2 or time.perf_counter() - began < seconds):
-            prompts = [self._request(names[index:index + 1], tokens // max(1, len(names))) for index in range(max(1, len(names)))]
-            runner = self._eager_runner()  # the first step of one is split into ops on every device
-            try:
-                found = [self._step(runner, works) for works in _steps(prompts, STEP_TOKENS[self.decoder.device.type])]
-            finally:
-                self._end(prompts)
-            timed.ms.append(sum(ms for ms, _ in found))
-            timed.steps += [step for _, step in found] if len(timed.ms) > 1 else []
-        del timed.ms[0]
+        while len(timed.ms) < times and (not timed.ms or time.perf_counter() - began < seconds):
+            timed.ms.append(sum(ms for ms, _ in self._prompts(self._runner, names, tokens)))
         return timed
+
+    def prompt_steps(self, names: Sequence[str], tokens: int) -> list[StepFinished]:
+        """The steps of such prompts, split by op, which takes time itself on a CUDA device."""
+        return [step for _, step in self._prompts(self._eager_runner(), names, tokens)]  # the first step of a runner is split
+
+    def _prompts(self, runner: Runner, names: Sequence[str], tokens: int) -> list[tuple[float, StepFinished]]:
+        count = max(1, len(names))
+        prompts = [self._request(names[index:index + 1], tokens // count) for index in range(count)]
+        try:
+            return [self._step(runner, works) for works in _steps(prompts, STEP_TOKENS[self.decoder.device.type])]
+        finally:
+            self._end(prompts)
 
     def _eager_runner(self) -> Runner:
         return Runner(self.decoder, self._store, self._caches)

@@ -84,12 +84,14 @@ def test_random_adapters_act_and_are_counted(seed: int) -> None:
     facts = shape_facts(SHAPE)
     adapter = random_adapter(facts, "one", 5, CPU, torch.float32).adapter
     assert adapter.weights.nbytes == adapter_bytes(facts, 5, 4) and len(adapter.modules) == 14
-    base = MeasuredBase(Decoder(facts, random_weights(facts, CPU, torch.float32), 64), [5, 8], 3, 12)
+    base = MeasuredBase(Decoder(facts, random_weights(facts, CPU, torch.float32), 200), [5, 8], 3, 30)
     for names, count in ((base.names, 2), (base.names[:1], 1), ([], 0)):
         timed = base.decode(names, 3, 30, 4, 10.0)
         assert [(step.decode_tokens, step.adapters) for step in timed.steps] == [(3, count)] * 4 and len(timed.ms) == 4
-    timed = base.prefill(base.names, 40, 2, 10.0)
-    assert [(step.prefill_tokens, step.requests, step.adapters) for step in timed.steps] == [(40, 2, 2)] * 2 and len(timed.ms) == 2
+    assert len(base.prefill(base.names, 40, 2, 10.0).ms) == 2
+    steps = base.prompt_steps(base.names, 40)
+    assert [(step.prefill_tokens, step.requests, step.adapters) for step in steps] == [(40, 2, 2)]
+    assert [step.prefill_tokens for step in base.prompt_steps((), 150)] == [128, 22]
 
 
 def test_the_plain_step_computes_what_the_decoder_does(tiny_facts: ModelFacts, seed: int) -> None:

@@ -29,7 +29,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
 def _cell(title: str, cell: dict[str, Any]) -> list[str]:
     size = f"batch {cell['batch']}" if title == "decode" else f"{cell['tokens']} tokens"
-    beside = [f"{cell['of_floor']:.0%} of the floor {sum(cell['floor_ms'].values()):.3f}"]
+    beside = [f"{cell['of_floor']:.0%} of the floor {sum(cell['floor_ms'].values()):.3f}" if title == "decode"
+              else f"{cell['tokens_per_second']:,.0f} tokens/s"]
     if cell["ranks"]:
         beside.append(f"{cell['over_base']:.2f} x base")
     if cell.get("plain_torch_over") is not None:
