@@ -182,5 +182,5 @@ def _launch(
         PARTS=norm.parts.shape[0] if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
         DEPTH=tile.rank_depth, STEP=tile.rank_step, PAGES=rank_tile_pages(rows), PROGRAMS=programs,
         LANES=tile.lanes, LEVELS=tile.columns.bit_length() - 1, EN=tile.rank_columns, CHUNK=tile.rank_chunk, MEET=tile.meet,
-        MAX_PAGES=MAX_PAGES, num_warps=tile.warps,
+        MAX_PAGES=MAX_PAGES, num_warps=tile.warps, enable_fp_fusion=False,  # which sums it fuses may differ between two kernels
     )

@@ -96,33 +96,45 @@ def outputs_of_rank(E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, EN: tl
 
 
 @triton.jit
+def rank_columns(b, pages, count, k, n, inside, b_page, CHUNK: tl.constexpr):
+    """B^T [CHUNK, EN] of the active rank rows from k on, at outputs n; b [pages, .., E2, 16]."""
+    r = k + tl.arange(0, CHUNK)
+    acts = r // 16 < count
+    page = tl.load(pages + 1 + r // 16, mask=acts, other=0).to(tl.int64)
+    first = tl.max_contiguous(tl.multiple_of(page * b_page + r % 16, 16), 16)
+    return tl.load(b + first[:, None] + n[None, :] * 16, mask=acts[:, None] & inside[None, :], other=0.0)
+
+
+@triton.jit
+def rank_rows(place, count, k, CHUNK: tl.constexpr):
+    """H [BM, CHUNK] of the active rank rows from k on."""
+    r = k + tl.arange(0, CHUNK)
+    return tl.load(place + r[None, :], mask=(r // 16 < count)[None, :], other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
 def rank_outputs(
     program, added, h, b, pages, counters, b_page,
     E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr, ROW_TILES: tl.constexpr, EN: tl.constexpr,
     PAGES: tl.constexpr, PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
 ):
-    """added [ROW_TILES * BM, E2] fp32 = H B^T; b [pages, .., E2, 16]. A page is one step of the tensor cores, so others add exact zeros."""
+    """added [ROW_TILES * BM, E2] fp32 = H B^T. A page is one step of the tensor cores, so others add exact zeros."""
     count = tl.load(pages)
     tasks = tl.where(count > 0, outputs_of_rank(E0, E1, E2, EN) * ROW_TILES, 0)
-    if program < tasks:
-        rank_ready(counters, count, SLICES, ROW_TILES, PAGES)
     for task in range(program, tasks, PROGRAMS):
         s, first, end = place_of(task // ROW_TILES, E0, E1, E2, EN)
-        s = tl.minimum(s, SLICES - 1)
         m = task % ROW_TILES * BM + tl.arange(0, BM)
         n = first + tl.arange(0, EN)
-        inside = (n < end)[None, :]
-        sums = tl.zeros((BM, EN), tl.float32)
-        for k in tl.range(0, count * 16, CHUNK, num_stages=3):
-            r = k + tl.arange(0, CHUNK)
-            acts = r // 16 < count
-            page = tl.load(pages + 1 + r // 16, mask=acts, other=0).to(tl.int64)
-            place = tl.max_contiguous(tl.multiple_of(page * b_page + r % 16, 16), 16)
-            up = tl.load(b + place[:, None] + n[None, :] * 16, mask=acts[:, None] & inside, other=0.0)
-            down = tl.load(h + (s * (ROW_TILES * BM) + m[:, None]) * (MAX_PAGES * 16) + r[None, :], mask=acts[None, :], other=0.0,
-                           cache_modifier=".cg")
-            sums = tl.dot(down, up, sums, input_precision="ieee")
-        tl.store(added + m[:, None] * E2 + n[None, :], sums, mask=inside)
+        inside = n < end
+        place = h + (tl.minimum(s, SLICES - 1) * (ROW_TILES * BM) + m[:, None]) * (MAX_PAGES * 16)
+        up = rank_columns(b, pages, count, 0, n, inside, b_page, CHUNK)
+        if task == program:
+            rank_ready(counters, count, SLICES, ROW_TILES, PAGES)
+        sums = tl.dot(rank_rows(place, count, 0, CHUNK), up, tl.zeros((BM, EN), tl.float32), input_precision="ieee")
+        for k in tl.range(CHUNK, count * 16, CHUNK, num_stages=3):
+            up = rank_columns(b, pages, count, k, n, inside, b_page, CHUNK)
+            sums = tl.dot(rank_rows(place, count, k, CHUNK), up, sums, input_precision="ieee")
+        tl.store(added + m[:, None] * E2 + n[None, :], sums, mask=inside[None, :])
         tl.debug_barrier()
         tl.atomic_add(counters + 1, 1, sem="release")
 
