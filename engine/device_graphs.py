@@ -24,8 +24,6 @@ class Kind:
     rows: int
     adapters: bool
     """act on some of them"""
-    random: bool
-    """some are drawn, not only the best token taken"""
 
 
 class DecodeGraphs:
@@ -59,7 +57,7 @@ class DecodeGraphs:
             graph.replay()
 
     def _captured(self, kind: Kind, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        self._emit(GraphCapturing(kind.rows, kind.adapters, kind.random))
+        self._emit(GraphCapturing(kind.rows, kind.adapters))
         began = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -74,9 +72,9 @@ class DecodeGraphs:
                 step()
         except Exception as error:
             problem = self._problems[kind] = f"the decode step of {kind.rows} rows could not be captured: {sentence(error)}"
-            self._emit(GraphCaptured(kind.rows, kind.adapters, kind.random, (time.perf_counter() - began) * 1e3, problem))
+            self._emit(GraphCaptured(kind.rows, kind.adapters, (time.perf_counter() - began) * 1e3, problem))
             raise NoGraph(problem) from error
-        self._emit(GraphCaptured(kind.rows, kind.adapters, kind.random, (time.perf_counter() - began) * 1e3))
+        self._emit(GraphCaptured(kind.rows, kind.adapters, (time.perf_counter() - began) * 1e3))
         return graph
 
 

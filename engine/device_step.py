@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.device_sampling import DeviceSampler
-from ..kernels.greedy import GreedyWork, greedy
 from ..kernels.packed import PackedWeight
+from ..kernels.sampling import Draw
 from ..kernels.stamps import Stamps
 from ..kernels.triton_compat import HAS_TRITON
 from .adapter_share import AdapterShare
@@ -71,7 +71,6 @@ class DeviceStep:
         """the tokens, then the stamps"""
         self._host_results = torch.zeros_like(self._results, device="cpu", pin_memory=pinned)
         self._stamps = Stamps(self._results[most:])
-        self._greedy = GreedyWork(most, device)
         self._sampler = DeviceSampler(self._rows.draws, self._rows.device_draws, decoder.head.weight.shape[0])
         self._forward = DecodeForward(decoder, caches, most, self._stamps)
         self._graphs = DecodeGraphs(device, emit)
@@ -85,12 +84,14 @@ class DeviceStep:
         self._moves = -1
         """of slots, when the adapters of the step were looked at"""
         self._obstacle = ""
-        self._kind = Kind(1, False, False)
+        self._kind = Kind(1, False)
+        self._random = False
+        """whether draws are not the same from step to step"""
         self._steps: dict[Kind, DecodeStep] = {}
 
     def warm_up(self) -> None:
         """Prepare steps of one row without adapters, by one without a request."""
-        self._launch(Kind(1, False, False))
+        self._launch(Kind(1, False))
 
     def begin(self, requests: Sequence[Request]) -> str:
         """Launch the step of `requests`. Returns "", or why it cannot run so; then nothing was launched."""
@@ -103,7 +104,7 @@ class DeviceStep:
             self._moves = self._store.moves
         if self._obstacle:
             return self._obstacle
-        if self._kind.random:
+        if self._random:
             self._sampler.set([request.draw(self._decoder.device) for request in requests])
         self._rows.upload_tables()
         self._without = self._run_without_adapters(self._kind)
@@ -165,7 +166,10 @@ class DeviceStep:
                 self._device_lists.copy_(self._lists, non_blocking=True)
             for row, (request, active) in enumerate(zip(requests, self._rows.uses, strict=True)):
                 self._pages.fill(row, active, len(request.ids) - 1)
-        self._kind = Kind(_bucket(len(requests)), self._routing is not None, not all(map(self._takes_best, requests)))
+        self._kind = Kind(_bucket(len(requests)), self._routing is not None)
+        self._random = any(request.sampling.temperature > 0 or request.sampling.repetition_penalty != 1 for request in requests)
+        if not self._random:
+            self._sampler.set([Draw(vocab=request.vocabulary.head_rows) for request in requests])
         return ""
 
     def _launch(self, kind: Kind) -> str:
@@ -179,12 +183,6 @@ class DeviceStep:
             self._done.record()
         return ""
 
-    def _takes_best(self, request: Request) -> bool:
-        """Whether its token is the largest of all logits."""
-        sampling = request.sampling
-        return (sampling.temperature == 0 and sampling.repetition_penalty == 1
-                and request.vocabulary.head_rows in (0, self._forward.logits.shape[1]))
-
     def _inputs(self, kind: Kind) -> DecodeStep:
         weights = self._rows.device_weights[: kind.rows]
         ranks = self._pages.rank_rows(self._store.page_pools, self._device_lists, weights) if kind.adapters else NO_RANKS
@@ -192,16 +190,12 @@ class DeviceStep:
 
     def _step(self, kind: Kind) -> None:
         """All that happens on the device."""
-        tokens = self._results[: kind.rows]
         self._stamps.begin()
         self._stamps.mark("copy")
         self._rows.upload(kind.rows)
         logits = self._forward(self._steps[kind])
         self._stamps.mark("sampling")
-        if kind.random:
-            self._sampler.run(logits, tokens)
-        else:
-            greedy(logits, tokens, self._greedy)
+        self._sampler.run(logits, self._results[: kind.rows])
         self._stamps.mark("end")
         self._host_results.copy_(self._results, non_blocking=True)
 

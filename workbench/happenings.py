@@ -40,8 +40,7 @@ def _fired(event: p.InvocationFired) -> tuple[str, bool]:
 
 
 def _graph(event: p.GraphCapturing | p.GraphCaptured) -> str:
-    drawn = ", drawn at random" if event.random else ""
-    return f"the decode graph of {counted(event.rows, 'row')} {'with' if event.adapters else 'without'} adapters{drawn}"
+    return f"the decode graph of {counted(event.rows, 'row')} {'with' if event.adapters else 'without'} adapters"
 
 
 _FILE = {"changed": "its file changed on disk", "deleted": "its file is gone", "back": "its file is again what was read"}

@@ -247,12 +247,11 @@ class RequestFailed(Struct):
 
 
 class GraphCapturing(Struct):
-    """The first decode step of its kind on a CUDA device (up to `rows` requests, with or without adapters, drawn at random or not): its
-    kernels are compiled and its launches captured, once."""
+    """The first decode step of its kind on a CUDA device (up to `rows` requests, with or without adapters): its kernels are compiled and its
+    launches captured, once."""
 
     rows: int
     adapters: bool
-    random: bool
 
 
 class GraphCaptured(Struct):
@@ -260,7 +259,6 @@ class GraphCaptured(Struct):
 
     rows: int
     adapters: bool
-    random: bool
     ms: float
     problem: str = ""
 
