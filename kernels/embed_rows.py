@@ -22,6 +22,7 @@ def embed_rows(ids: Tensor, table: Tensor, out: Tensor, residual: Residual) -> N
 
 
 def embed_rows_reference(ids: Tensor, table: Tensor, out: Tensor, residual: Residual) -> None:
+    """`embed_rows` in plain torch."""
     stream = table.index_select(0, ids).float() * residual.scale
     residual.stream.copy_(stream)
     out.copy_(stream * residual.next_weight.float())
