@@ -10,26 +10,7 @@ made beside them (rank_programs.py).
 from .decode_linear_triton import gated
 from .rank_programs import inverse_rms, outputs_of_rank, rank_outputs, rank_tasks
 from .triton_compat import tl, triton
-from .unpack_codes import codes, field_addresses, half, signed_bytes, small_number
-
-
-@triton.jit
-def _scale_words(scales, minima, supers, block, n, PADDED: tl.constexpr, SCALES: tl.constexpr, MINIMA: tl.constexpr, SUPERS: tl.constexpr):
-    """The words of the scales of super-block `block` of the rows n: (scales, minima, scales of the super-block)."""
-    at = scales + block * (SCALES * PADDED) + n
-    least = minima + block * (SCALES * PADDED) + n
-    top = tl.load(supers + block * PADDED + n) if SUPERS else 0
-    if SCALES == 2:
-        if MINIMA:
-            return (tl.load(at), tl.load(at + PADDED)), (tl.load(least), tl.load(least + PADDED)), top
-        else:
-            return (tl.load(at), tl.load(at + PADDED)), (), top
-    else:
-        first = (tl.load(at), tl.load(at + PADDED), tl.load(at + 2 * PADDED), tl.load(at + 3 * PADDED))
-        if MINIMA:
-            return first, (tl.load(least), tl.load(least + PADDED), tl.load(least + 2 * PADDED), tl.load(least + 3 * PADDED)), top
-        else:
-            return first, (), top
+from .unpack_codes import codes, field_addresses, half, scale_words, signed_bytes, small_number
 
 
 @triton.jit
@@ -56,7 +37,7 @@ def _block_product(
     j = tl.arange(0, GROUP)
     tile = (own // 32) * ((K + 255) // 256 * 32) + block * 32 + own % 32
     negative = tl.full((BN, GROUP), -(BASE + ZERO), TYPE)
-    scale, minimum, top = _scale_words(scales, minima, supers, block, own, PADDED, 2 if KIND == 1 else 4, MINIMA, KIND > 0)
+    scale, minimum, top = scale_words(scales, minima, supers, block, own, PADDED, 2 if KIND == 1 else 4, MINIMA, KIND > 0)
     sums = tl.zeros((BN, BT), tl.float32)
     least = tl.zeros((BN, BT), tl.float32)
     for part in tl.static_range(256 // (PIECES * GROUP)):

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 PROGRAMS = 512
 """that a matrix is cut into where it has inputs enough: about four for each multiprocessor of the GPUs that this is for"""
+RANK_PROGRAMS = 64
+"""few, for the multiprocessor with the most programs sets the time: beside the programs of a large matrix they fill what those leave"""
 RANK_STEP = 128
 """inputs of one step of a rank task: it takes no more shared memory than the base product does"""
 
@@ -41,10 +43,11 @@ class PackedTile:
 def packed_tile(weight: RepackedWeight, rows: int) -> PackedTile:
     tiles, supers = sum(part.padded for part in weight.parts) // 64, -(-weight.shape[1] // SUPER)
     split = 1
-    while split < 8 and tiles * split * 2 <= PROGRAMS and supers >= 4 * split:
+    while split < 8 and tiles * split * 2 <= PROGRAMS and supers >= 6 * split:
         split *= 2
-    tile_rows = (16 if INTERPRETED else 8) if rows <= 8 else 16 if rows <= 16 else 32
-    return PackedTile(64 if rows <= 8 else 32, tile_rows, split, 3, 2)
+    if rows <= 8:
+        return PackedTile(64 if 4 * tiles * split >= 3 * PROGRAMS else 32, 16 if INTERPRETED else 8, split, 3, 2)
+    return PackedTile(32, 16, split, 3, 2)
 
 
 def packed_rank_depth(d_in: int) -> int:
@@ -60,7 +63,7 @@ def packed_square_parts(weight: RepackedWeight) -> int:
 def packed_scratch(weight: RepackedWeight, rows: int) -> tuple[int, int]:
     """(arrivals, sums) that a step of up to `rows` rows needs: int32 that are zero when it begins, and fp32."""
     most = [0, 0]
-    for count in {min(rows, 8), min(rows, 16), rows}:
+    for count in {min(rows, 8), rows}:
         tile = packed_tile(weight, count)
         cells = sum(part.padded for part in weight.parts) // tile.columns * -(-count // tile.rows)
         most = [max(most[0], cells), max(most[1], cells * tile.split * tile.columns * tile.rows)]
@@ -82,7 +85,7 @@ def packed_linear(
     parts = norm or squares
     pool = rank.pool if rank else None
     ends = (*(pool.ends if pool else ()), *[weight.shape[0]] * 3)[:3]
-    programs = 0 if rank is None else 1 if INTERPRETED else dense.rank_programs
+    programs = 0 if rank is None else 1 if INTERPRETED else RANK_PROGRAMS
     some = [*weight.parts, *[None] * (MOST_PARTS - len(weight.parts))]
     kinds = {}
     for index, part in enumerate(some):

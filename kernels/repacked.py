@@ -12,8 +12,8 @@ from .repack import ORDERS, RepackedRows, repack
 from .unpack_rows import unpack_rows
 
 MOST_PARTS = 3
-CHUNK_ELEMENTS = 1 << 24
-"""that become numbers at once"""
+CHUNK_ELEMENTS = 1 << 27
+"""that become numbers at once: all of a layer's matrix, lest its product is cut into pieces that do not fill a GPU"""
 
 
 @dataclass(frozen=True, slots=True)

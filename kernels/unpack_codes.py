@@ -16,7 +16,7 @@ def _assembly(bits: int, base: int) -> str:
     lines = ["{ .reg .b32 a, b, c, t; prmt.b32 a, $8, $9, 0x5410; prmt.b32 b, $8, $9, 0x7632;", high]
     for index, pieces in enumerate(PIECES[bits]):
         for number, (lane, shift, mask) in enumerate(pieces):
-            source, other = "abc"[lane], f"$${base:#x}".replace("$$", "") if number == 0 else f"${index}"
+            source, other = "abc"[lane], f"{base:#x}" if number == 0 else f"${index}"
             if shift:
                 lines.append(f"shr.b32 t, {source}, {shift};")
                 source = "t"
@@ -126,3 +126,22 @@ def field_addresses(data, PADDED: tl.constexpr, K: tl.constexpr, BITS: tl.conste
     minima = scales + CELLS * SCALES
     high = (data + CELLS * WORDS).to(tl.pointer_type(tl.uint8 if BITS == 5 else tl.int16))
     return data, high, scales, minima, minima + CELLS * SCALES * MINIMA
+
+
+@triton.jit
+def scale_words(scales, minima, supers, block, n, PADDED: tl.constexpr, SCALES: tl.constexpr, MINIMA: tl.constexpr, SUPERS: tl.constexpr):
+    """The words of the scales of super-block `block` of the rows n: (scales, minima, scales of the super-block)."""
+    at = scales + block * (SCALES * PADDED) + n
+    least = minima + block * (SCALES * PADDED) + n
+    top = tl.load(supers + block * PADDED + n) if SUPERS else 0
+    if SCALES == 2:
+        if MINIMA:
+            return (tl.load(at), tl.load(at + PADDED)), (tl.load(least), tl.load(least + PADDED)), top
+        else:
+            return (tl.load(at), tl.load(at + PADDED)), (), top
+    else:
+        first = (tl.load(at), tl.load(at + PADDED), tl.load(at + 2 * PADDED), tl.load(at + 3 * PADDED))
+        if MINIMA:
+            return first, (tl.load(least), tl.load(least + PADDED), tl.load(least + 2 * PADDED), tl.load(least + 3 * PADDED)), top
+        else:
+            return first, (), top

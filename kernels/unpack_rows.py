@@ -4,7 +4,7 @@ from torch import Tensor
 
 from .repack import RepackedRows
 from .triton_compat import runs_triton, tl, triton
-from .unpack_codes import code, field_addresses, half, small_number
+from .unpack_codes import code, field_addresses, half, scale_words, small_number
 
 KINDS = {"half": 0, "six": 1, "eight": 2}
 """numbers for the kernels: how scales are kept"""
@@ -31,7 +31,6 @@ def _unpack_rows(
     WORDS: tl.constexpr = 64 if BITS == 8 else 32
     GROUP: tl.constexpr = 16 if KIND == 2 else 32
     PIECES: tl.constexpr = 4 if BITS == 8 else 8
-    EACH: tl.constexpr = 2 if KIND == 0 else 4
     SCALES: tl.constexpr = 2 if KIND == 1 else 4
     data, high, scales, minima, supers = field_addresses(data, PADDED, K, BITS, KIND, MINIMA)
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -41,29 +40,26 @@ def _unpack_rows(
     tile = (row // 32) * ((K + 255) // 256 * 32) + block * 32 + row % 32
     into = out + place.to(tl.int64)[:, None] * out_row
     j = tl.arange(0, GROUP)
-    if KIND > 0:
-        top = tl.load(supers + block * PADDED + row, mask=here, other=0)
+    scale, minimum, top = scale_words(scales, minima, supers, block, row, PADDED, SCALES, MINIMA, KIND > 0)
     for part in tl.static_range(256 // (PIECES * GROUP)):
         words = tl.load(data + tile[:, None] * WORDS + (part * GROUP + j)[None, :], mask=here[:, None], other=0)
         above = words
         if BITS == 5 or BITS == 6:
             above = tl.load(high + tile[:, None] * 32 + (part * GROUP + j)[None, :], mask=here[:, None], other=0)
         for p in tl.static_range(PIECES):
-            at = (block * SCALES + (part * PIECES + p) // EACH) * PADDED + row
-            scale = tl.load(scales + at, mask=here, other=0)
-            minimum = tl.load(minima + at, mask=here, other=0) if MINIMA else 0
             if KIND == 0:
-                s = half(scale, p % 2)
-                m = half(minimum, p % 2) if MINIMA else 0.0
+                s = half(scale[(part * PIECES + p) // 2], p % 2)
             else:
-                s = half(top, 0) * small_number(scale, p % 4, KIND == 2)
-                m = -half(top, 1) * small_number(minimum, p % 4, False) if MINIMA else 0.0
+                s = half(top, 0) * small_number(scale[(part * PIECES + p) // 4], p % 4, KIND == 2)
             if BITS == 8:
                 q = (words << (24 - 8 * p)) >> 24
             else:
                 q = code(words, above, p, BITS) - ZERO
             y = q.to(tl.float32) * s[:, None]
             if MINIMA:
-                y += m[:, None]
+                if KIND == 0:
+                    y += half(minimum[(part * PIECES + p) // 2], p % 2)[:, None]
+                else:
+                    y -= (half(top, 1) * small_number(minimum[(part * PIECES + p) // 4], p % 4, False))[:, None]
             k = block * 256 + (part * PIECES + p) * GROUP + j
             tl.store(into + k[None, :], y.to(out.dtype.element_ty), mask=here[:, None] & (k < K)[None, :])
