@@ -14,8 +14,10 @@ from .triton_compat import INTERPRETED, runs_triton
 
 DRAW_WORDS = 9
 """int64 of a row: temperature, log of min_p, top_p, penalty (as fp64); key of noise, end of its ids, top_k, address and end of `seen`"""
-PARTS = 1 if INTERPRETED else 32
-"""programs of a row; the interpreter runs one after another, and none may wait for a later one"""
+PARTS = 64
+"""programs of a row, at most"""
+FEW_ROWS = 4
+"""of a step whose rows have as many; half of it where there are more"""
 BLOCK = 512
 """columns taken at once"""
 _TURNS = {torch.bfloat16: 4, torch.float16: 5, torch.float32: 8}
@@ -32,9 +34,9 @@ class DeviceSampler:
         """`columns` of the logits."""
         rows = len(host)
         self._host, self._floats, self._device, self._columns = host, host.view(np.float64), device, columns
-        self._values = torch.empty(rows, 2, PARTS, dtype=torch.float64, device=device.device)
-        self._ids = torch.empty(rows, 2, PARTS, dtype=torch.int32, device=device.device)
-        self._shares = torch.empty(rows, 2, 8, PARTS, 16, dtype=torch.float32, device=device.device)
+        self._values = torch.empty(rows, 2 * PARTS, dtype=torch.float64, device=device.device)
+        self._ids = torch.empty(rows, 2 * PARTS, dtype=torch.int32, device=device.device)
+        self._shares = torch.empty(rows, 2 * 8 * PARTS * 16, dtype=torch.float32, device=device.device)
         self._counters = torch.zeros(rows, dtype=torch.int32, device=device.device)
         self._written: list[tuple[float, ...]] = [()] * rows
         self._draws: Sequence[Draw] = ()
@@ -66,7 +68,8 @@ class DeviceSampler:
             tokens.copy_(torch.tensor(sample(logits, [*self._draws, *rest][: len(logits)])))
             return
         rows, columns = logits.shape
-        part = -(-columns // (PARTS * BLOCK)) * BLOCK
-        draw_kernel[(rows * PARTS,)](logits, self._device, tokens, self._values, self._ids, self._shares, self._counters, logits.stride(0),
-                                     COLUMNS=columns, PART=part, PARTS=PARTS, BLOCK=BLOCK, WORDS=DRAW_WORDS,
+        parts = 1 if INTERPRETED else PARTS if rows <= FEW_ROWS else PARTS // 2  # the interpreter runs one after another: none may wait
+        part = -(-columns // (parts * BLOCK)) * BLOCK
+        draw_kernel[(rows * parts,)](logits, self._device, tokens, self._values, self._ids, self._shares, self._counters, logits.stride(0),
+                                     COLUMNS=columns, PART=part, PARTS=parts, BLOCK=BLOCK, WORDS=DRAW_WORDS,
                                      TURNS=_TURNS[logits.dtype], num_warps=4)

@@ -29,8 +29,7 @@ def _tokens(sampler: DeviceSampler, host: torch.Tensor, device: torch.Tensor, lo
     return tokens.tolist()
 
 
-def _check(rng: random.Random, columns: int, turns: int, dtype: torch.dtype, device: str) -> None:
-    rows = len(SETTINGS) + 1
+def _check(rng: random.Random, columns: int, turns: int, dtype: torch.dtype, device: str, rows: int = len(SETTINGS) + 1) -> None:
     host = torch.zeros(rows, DRAW_WORDS, dtype=torch.int64)
     on_device = torch.zeros_like(host, device=device)
     sampler = DeviceSampler(host.numpy(), on_device, columns)
@@ -60,4 +59,5 @@ def test_draws_are_those_of_the_cpu(dtype: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("columns", [1000, 32_000, 128_256])
 def test_on_gpu(columns: int, dtype: torch.dtype, seed: int) -> None:
-    _check(random.Random(seed), columns, 5 if columns < 100_000 else 2, dtype, "cuda")
+    for rows in (len(SETTINGS) + 1, 4):
+        _check(random.Random(seed), columns, 5 if columns < 100_000 else 2, dtype, "cuda", rows)
