@@ -40,8 +40,8 @@ class PageTable:
                   for layer in range(len(self._lists))]
         return [*layers, {"lm_head": RankRows(pools["lm_head"], 0, lists[-1], weights)}]
 
-    def compose(self, routing: Routing | None) -> bool:
-        """Write the lists of these adapters, None for none; False when they stand there already. Their obstacle must be "".
+    def compose(self, routing: Routing) -> bool:
+        """Write the lists of these adapters; False when they stand there already. Their obstacle must be "".
 
         Rows are to be written again then.
         """
@@ -50,7 +50,7 @@ class PageTable:
         self._routing = routing
         self._lists[..., 0] = 0
         self._head[0] = 0
-        for kind, one in routing.lists.items() if routing is not None else ():
+        for kind, one in routing.lists.items():
             target = self._head[None] if kind == "lm_head" else self._lists[:, self._kinds.index(kind)]
             most = min(one.pages.shape[1], MAX_PAGES)
             target[:, 0] = one.counts

@@ -38,13 +38,13 @@ class Tiers:
     def __init__(self, decoder: Decoder, records: Records, slots: int, pages: int, host_bytes: int, emit: Emit) -> None:
         """`pages` of each kind of fused linear hold what adapters have of low rank; 0: it lies with the rest of them, as it comes."""
         self.host = HostCache(host_bytes, emit)
-        self._pages = PagePool(decoder.facts, pages, decoder.dtype, decoder.device) if pages else None
-        self.pool = SlotPool(slots, emit, self._pages)
+        self.pages = PagePool(decoder.facts, pages, decoder.dtype, decoder.device) if pages else None
+        self.pool = SlotPool(slots, emit, self.pages)
         self._decoder, self._records = decoder, records
         self._squares = BaseSquares()
         shapes = module_shapes(decoder.facts)
         outputs = {key: [shapes[module][0] for module in modules] for key, modules in fused_modules(decoder.facts).items()}
-        self._routings = RoutingCache(decoder.facts.layers, outputs, decoder.device, pool=self._pages)
+        self._routings = RoutingCache(decoder.facts.layers, outputs, decoder.device, pool=self.pages)
 
     @property
     def composed_bytes(self) -> int:
@@ -76,13 +76,9 @@ class Tiers:
             if arrival.source == "disk" and self.host.has_room(ready.adapter):
                 self.host.put(arrival.name, ready.adapter, arrival.ms, because)
 
-    @property
-    def pages(self) -> PagePool | None:
-        return self._pages
-
     def page_needs(self, weights: AdapterWeights) -> dict[str, int]:
         """The pages that an adapter takes, by kind of fused linear; none where there are none. Any thread may ask."""
-        return page_needs(weights, self._pages.shapes) if self._pages is not None else {}
+        return page_needs(weights, self.pages.shapes) if self.pages is not None else {}
 
     def needs(self, names: Iterable[str]) -> dict[str, Mapping[str, int]]:
         """name -> `page_needs` of it."""
@@ -100,7 +96,7 @@ class Tiers:
 
     def host_bytes(self, info: AdapterInfo, needs: Mapping[str, int]) -> int:
         """What a prepared adapter takes of the host tier."""
-        with_image = info.bytes + (self._pages.image_bytes(needs) if needs else 0)
+        with_image = info.bytes + (self.pages.image_bytes(needs) if needs else 0)
         return with_image if with_image <= self.host.limit_bytes else info.bytes
 
     def check(self, adapter: Adapter) -> None:
@@ -146,7 +142,7 @@ class Tiers:
 
     def arriving(self, names: Iterable[str]) -> list[str]:
         """Those of `names`, all in slots, whose pages are still being filled."""
-        return [name for name in dict.fromkeys(names) if (pages := self.pool.get(name).content.pages) and not self._pages.filled(pages)]
+        return [name for name in dict.fromkeys(names) if (pages := self.pool.get(name).content.pages) and not self.pages.filled(pages)]
 
     def routing(self, names: Sequence[str]) -> Routing | None:
         """The composition of adapters that are in slots, in this order; None without any."""
@@ -155,8 +151,8 @@ class Tiers:
             raise LookupError(f"of the adapters {list(names)} only {[slot.adapter for slot in slots]} are in slots; acquire them first")
         for slot in slots:
             if slot.content.pages is not None:
-                self._pages.wait(slot.content.pages)
+                self.pages.wait(slot.content.pages)
         return self._routings.get(slots) if slots else None
 
     def _image(self, adapter: Adapter) -> PageImage:
-        return build_image(adapter, self._pages.shapes, self._pages.dtype, self._pages.pinned)
+        return build_image(adapter, self.pages.shapes, self.pages.dtype, self.pages.pinned)

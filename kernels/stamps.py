@@ -15,9 +15,9 @@ class Stamps:
     An op lasts until the next stamp, so the parts sum to the whole between the first and the last.
     """
 
-    def __init__(self, times: Tensor | None) -> None:
-        """`times`: [places] int64 on the device; None where nothing is timed."""
-        self._times = times if times is not None and times.is_cuda and HAS_TRITON else None
+    def __init__(self, times: Tensor) -> None:
+        """`times`: [places] int64 on the device; on a CPU, and without Triton, nothing is timed."""
+        self._times = times if times.is_cuda and HAS_TRITON else None
         self._ops: list[str] = []
         self._next = 0
         self._lasting: dict[tuple[str, ...], np.ndarray] = {}

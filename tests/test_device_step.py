@@ -61,7 +61,7 @@ def _steps(decoder: Decoder, other: Decoder, lengths: list[int]) -> tuple[torch.
     places[: len(lengths)] = torch.tensor(lengths) - 1 + torch.tensor(starts)
     table = torch.full((rows, 6), BLOCKS - 1, dtype=torch.int32)
     table[: len(lengths)] = torch.tensor([one.blocks for one in tables])
-    forward = DecodeForward(other, own, rows + 3, Stamps(None))
+    forward = DecodeForward(other, own, rows + 3, Stamps(torch.zeros(64, dtype=torch.int64)))
     step = DecodeStep(torch.tensor([*ids, 0, 0], dtype=torch.int32), DecodeRows(positions, places, table), NO_RANKS)
     forward(step)
     got = forward(step)  # twice: what one call leaves behind must not matter

@@ -158,7 +158,7 @@ def test_other_adapters_are_composed_anew_and_other_scales_are_not(tiny_facts: M
     first, second = paged.routing(), paged.routing()
     lists, weights = np.zeros((PageTable.linears(tiny_facts), LIST_WORDS), np.int32), np.zeros((3, MAX_COLUMNS), np.float32)
     table = PageTable(tiny_facts, lists, weights)
-    assert not table.compose(None) and table.compose(first) and not table.compose(first)
+    assert table.compose(first) and not table.compose(first)
     written = lists.copy()
     table.fill(0, (ActiveUse("a", 2.0, 0),), 9)
     table.fill(1, (ActiveUse("b", -1.0, 10), ActiveUse("a", 0.5, 9)), 9)
@@ -170,7 +170,6 @@ def test_other_adapters_are_composed_anew_and_other_scales_are_not(tiny_facts: M
     table.fill(2, later, 10)
     assert weights[:, :2].tolist() == [[3, 0], [0, 0], [0, -1]] and np.array_equal(lists, written)
     assert table.compose(second) and not weights.any()
-    assert table.compose(None) and not lists[:, 0].any()
 
 
 def test_more_than_a_graph_reads_is_said(tiny_facts: ModelFacts, seed: int) -> None:
@@ -266,7 +265,7 @@ def test_pages_that_cannot_be_had_are_counted(tiny_facts: ModelFacts, seed: int)
     assert slots.pool.remove("q3a") == 10 + slots.pages.image_bytes({"qkv_proj": 3}) and slots.pages.free["qkv_proj"] == 3
 
 
-def test_a_thousand_moves_leave_every_page_with_one_owner(tiny_facts: ModelFacts, seed: int) -> None:
+def test_hundreds_of_moves_leave_every_page_with_one_owner(tiny_facts: ModelFacts, seed: int) -> None:
     random.seed(seed)
     slots = _Slots(tiny_facts, 4, 6)
     names = [f"{kind}{count}{letter}" for kind in "qd" for count in (1, 2, 3) for letter in "ab"]
