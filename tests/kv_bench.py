@@ -1,6 +1,7 @@
 """A KV memory over cells that hold what they were truly computed with, so that a wrong reuse is seen."""
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 from lora_bench.engine.blocks import BLOCK_TOKENS
@@ -18,6 +19,18 @@ def acting(name: str, scale: float = 1.0, digest: str = "") -> Acting:
 def under(*uses: Acting, start: int = 0) -> tuple[Stretch, ...]:
     """`uses` act from token `start` on."""
     return (Stretch(0), Stretch(start, uses)) if start else (Stretch(0, uses),)
+
+
+PIRATE, JSON = acting("pirate", 0.7), acting("json")
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    """As many ids, the same for the same seed; more of them begin with fewer."""
+    return [random.Random(f"{seed} {i}").randrange(50_000) for i in range(count)]
+
+
+def kinds(use: CacheUse) -> list[str]:
+    return [run.kind for run in use.missed]
 
 
 class KvBench:
