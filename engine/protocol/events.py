@@ -247,8 +247,8 @@ class RequestFailed(Struct):
 
 
 class GraphCapturing(Struct):
-    """The first decode step of its kind on a CUDA device (up to `rows` requests, with or without adapters): its kernels are compiled and its
-    launches captured, once."""
+    """The first decode step of its kind on a CUDA device (up to `rows` requests, with or without adapters): its kernels are compiled and
+    its launches captured, once."""
 
     rows: int
     adapters: bool
