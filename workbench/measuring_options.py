@@ -88,6 +88,23 @@ def step(
                    "context": context, "steps": steps, **counts}, json)
 
 
+@bench.command
+def switch(
+    model: Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; none: the default model.")] = None,
+    /,
+    *,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    rank: Annotated[int, Parameter(validator=Within(1, 1024), help="Of the random adapters, on all linears.")] = 16,
+    times: Annotated[int, Parameter(validator=Within(1, 1000), help="How often each change is measured; the median counts.")] = 7,
+    json: Json = False,
+) -> int:
+    """Measure the time to the first token under another adapter: in its slot, in the host tier, on disk; and after a change of the mix."""
+    from .switch_speed import report
+
+    return report({"model": find_model(model) if model else None, "device": device, "dtype": dtype, "rank": rank, "times": times}, json)
+
+
 def _numbers(option: str, text: str, least: int, most: int) -> list[int]:
     """Numbers parted by commas. Raises UsageError."""
     numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]

@@ -1,0 +1,64 @@
+"""The measurement of changes of adapters: each way to the first token is the way that it is called by."""
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lora_bench.engine.adapters.load import load_adapter
+from lora_bench.engine.adapters.open import open_adapter
+from lora_bench.engine.bench_loop import CannotLoad
+from lora_bench.engine.bench_switch import run_switch
+from lora_bench.engine.models.facts import ModelFacts
+from lora_bench.engine.random_base import random_adapter, write_adapter
+from lora_bench.workbench.cli import main
+
+NAMES = ["the base", "in its slot", "in the host tier", "on disk", "rescaled", "switched off", "switched on"]
+
+
+def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "lora_bench.workbench.cli", "bench", "switch", *map(str, arguments)], capture_output=True,
+                          text=True, timeout=120)
+
+
+def test_every_change_is_measured_beside_a_reply(base: Path) -> None:
+    done = _run(base, "--device", "cpu", "--rank", 3, "--times", 3, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [switch["adapter"] for switch in result["switches"]] == NAMES
+    assert result["adapters"]["rank"] == 3 and result["base"]["device"] == "cpu" and result["machine"]["versions"]["torch"]
+    for switch in result["switches"]:
+        assert len(switch["every_time"]) == len(switch["beside_at_most_ms"]) == 3 and min(switch["every_time"]) > 0
+        assert min(switch["every_time"]) <= switch["first_token_ms"] <= max(switch["every_time"]) and switch["beside_ms"] > 0
+    assert "warming up: on disk\n" in done.stderr and "3 of 3: switched on\n" in done.stderr
+    done = _run(base, "--device", "cpu", "--times", 1)
+    assert [line[:18].strip() for line in done.stdout.splitlines()[2:]] == NAMES
+
+
+def test_wrong_usage_and_bases_that_cannot_be_used(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\xff" * 64)
+    for code, words, arguments in [(2, "no such file", ["none.gguf"]), (2, "from 1 to 1,?024", ["--rank", "0"]),
+                                   (3, "bad.gguf", [str(tmp_path / "bad.gguf")])]:
+        assert main(["bench", "switch", *arguments]) == code
+        out, err = capfd.readouterr()
+        assert out == "" and re.search(words, err) and "Traceback" not in err
+
+
+def test_what_the_engine_refuses_is_said(base: Path) -> None:
+    with pytest.raises(CannotLoad, match="device cuda was asked for" if not torch.cuda.is_available() else "never"):
+        run_switch(str(base), device="cuda", times=1)
+
+
+def test_a_random_adapter_in_a_folder_is_the_same(tiny_facts: ModelFacts, tmp_path: Path, seed: int) -> None:
+    ours = random_adapter(tiny_facts, "one", 3, torch.device("cpu"), torch.bfloat16).adapter
+    write_adapter(tmp_path / "one", ours)
+    theirs = load_adapter(open_adapter(tmp_path / "one"), tiny_facts, "one")
+    assert theirs.modules.keys() == ours.modules.keys() and theirs.info.ranks == (3,)
+    for name, pair in ours.modules.items():
+        other = theirs.modules[name]
+        assert torch.equal(pair.a, other.a) and torch.equal(pair.b, other.b) and pair.scaling == other.scaling
