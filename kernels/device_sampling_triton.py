@@ -56,7 +56,7 @@ def _least(
         marks = _number(low + (j.to(tl.int64) << shift))
         above = tl.zeros((BLOCK, 16), tl.float32)
         for first in tl.range(start, end, BLOCK, num_stages=1):
-            z, finite = _logits(logits, seen, first + tl.arange(0, BLOCK), vocab, seen_end, penalty, COLUMNS)
+            z, _ = _logits(logits, seen, first + tl.arange(0, BLOCK), vocab, seen_end, penalty, COLUMNS)
             counted = (z >= floor) & (z > float("-inf"))
             weight = tl.exp((z - most) / temperature) if BY_MASS else tl.full((BLOCK,), 1.0, tl.float32)
             above += tl.where(counted[:, None] & (z[:, None] >= marks[None, :]), weight[:, None], 0.0)
@@ -145,7 +145,7 @@ def draw_kernel(
     tl.store(ids + mine, best)
     if temperature == 0.0:
         if _arrive(counter) == PARTS - 1:
-            wide, token = _best(values, ids, PARTS)
+            _, token = _best(values, ids, PARTS)
             tl.store(tokens + row, token.to(tl.int64))
             tl.store(counter, 0)
     else:
@@ -168,7 +168,7 @@ def draw_kernel(
         at = start + tl.arange(0, BLOCK)
         for first in tl.range(start, end, BLOCK, num_stages=1):
             n = first + tl.arange(0, BLOCK)
-            z, finite = _logits(logits, seen, n, vocab, seen_end, penalty, COLUMNS)
+            z, _ = _logits(logits, seen, n, vocab, seen_end, penalty, COLUMNS)
             kept_here = (z >= floor) & (z > float("-inf"))
             if tl.max(kept_here.to(tl.int32), 0) > 0:
                 scaled = (z.to(tl.float64) - wide) / temperature
@@ -179,6 +179,6 @@ def draw_kernel(
         tl.store(values + PARTS + mine, drawn)
         tl.store(ids + PARTS + mine, tl.min(tl.where(high == drawn, at, 0x7FFFFFFF), 0))
         if _arrive(counter) == met + PARTS - 1:
-            score_of, token = _best(values + PARTS, ids + PARTS, PARTS)
+            _, token = _best(values + PARTS, ids + PARTS, PARTS)
             tl.store(tokens + row, tl.where(greedy < 0, greedy, token).to(tl.int64))
             tl.store(counter, 0)
