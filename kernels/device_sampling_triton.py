@@ -89,14 +89,19 @@ def _gumbel(key, n):
 
 
 @triton.jit
-def _best(values, ids, PARTS: tl.constexpr):
-    """(the largest value of all parts, its id: the lowest of equals; -1 where a part has that)"""
+def _largest(values, PARTS: tl.constexpr):
+    """The largest value of all parts."""
+    return tl.max(tl.load(values + tl.arange(0, PARTS), cache_modifier=".cg"), 0)
+
+
+@triton.jit
+def _id_of_largest(values, ids, PARTS: tl.constexpr):
+    """The lowest id of those that have the largest value; -1 where a part has that."""
     part = tl.arange(0, PARTS)
     value = tl.load(values + part, cache_modifier=".cg")
     number = tl.load(ids + part, cache_modifier=".cg")
-    most = tl.max(value, 0)
-    best = tl.min(tl.where(value == most, number, 0x7FFFFFFF), 0)
-    return most, tl.where(tl.min(number, 0) < 0, -1, best)
+    best = tl.min(tl.where(value == tl.max(value, 0), number, 0x7FFFFFFF), 0)
+    return tl.where(tl.min(number, 0) < 0, -1, best)
 
 
 @triton.jit
@@ -145,13 +150,14 @@ def draw_kernel(
     tl.store(ids + mine, best)
     if temperature == 0.0:
         if _arrive(counter) == PARTS - 1:
-            _, token = _best(values, ids, PARTS)
+            token = _id_of_largest(values, ids, PARTS)
             tl.store(tokens + row, token.to(tl.int64))
             tl.store(counter, 0)
     else:
         met = PARTS
         _meet(counter, met)
-        wide, greedy = _best(values, ids, PARTS)
+        wide = _largest(values, PARTS)
+        greedy = _id_of_largest(values, ids, PARTS)
         most = wide.to(tl.float32)
         floor = tl.full((), float("-inf"), tl.float32)
         turns = tl.where(penalty == 1.0, TURNS, 8)
@@ -179,6 +185,6 @@ def draw_kernel(
         tl.store(values + PARTS + mine, drawn)
         tl.store(ids + PARTS + mine, tl.min(tl.where(high == drawn, at, 0x7FFFFFFF), 0))
         if _arrive(counter) == met + PARTS - 1:
-            _, token = _best(values + PARTS, ids + PARTS, PARTS)
+            token = _id_of_largest(values + PARTS, ids + PARTS, PARTS)
             tl.store(tokens + row, tl.where(greedy < 0, greedy, token).to(tl.int64))
             tl.store(counter, 0)
