@@ -13,9 +13,9 @@ from .triton_compat import runs_triton
 
 WIDEST = 256
 """numbers of a head that the kernels take"""
-ROW_PROGRAMS = 128
+ROW_PROGRAMS = 256
 """about so many stretches has a long row, of all its heads together"""
-FILLED = 2048
+FILLED = 1024
 """programs of a launch beyond which a row gets fewer"""
 
 
@@ -97,7 +97,7 @@ def _launch(
     qkv: Tensor, cache: Tensor, out: Tensor, rows: DecodeRows, heads: Heads, work: AttentionWork, stamp: Stamp | None,
 ) -> None:
     group, width = heads.heads // heads.kv_heads, head_width(heads.size)
-    tile, least, warps, stages, registers = _shape(width, qkv.dtype)
+    tile, least, warps, stages = _shape(width, qkv.dtype)
     times, index = stamp if stamp is not None else (None, 0)
     decode_attention_kernel[(qkv.shape[0], heads.kv_heads, _programs(qkv.shape[0], heads.kv_heads, work.splits))](
         qkv, cache, out, rows.positions, rows.rope_rows, rows.tables, heads.cos, heads.sin, heads.q_norm, heads.k_norm, work.parts,
@@ -105,7 +105,7 @@ def _launch(
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, SIZE=heads.size, WIDTH=width, BLOCK=cache.shape[3],
         ROTARY=0 if heads.cos is None else heads.cos.shape[1], NORMED=heads.q_norm is not None, SOFTCAP=heads.softcap != 0,
         WINDOWED=heads.window != 0, STAMPED=stamp is not None, QUERIES=max(16, power_of_two(group + 1)), GROUP_ROWS=power_of_two(group),
-        SPLITS=work.splits, LEAST=least, TILE=tile, STAGES=stages, JOINED=_joined(group, width), num_warps=warps, maxnreg=registers)
+        SPLITS=work.splits, LEAST=least, TILE=tile, STAGES=stages, JOINED=_joined(group, width), num_warps=warps)
 
 
 def _programs(rows: int, kv_heads: int, splits: int) -> int:
@@ -113,11 +113,11 @@ def _programs(rows: int, kv_heads: int, splits: int) -> int:
     return max(1, min(splits, FILLED // (rows * kv_heads)))
 
 
-def _shape(width: int, dtype: torch.dtype) -> tuple[int, int, int, int, int | None]:
-    """Tokens read at once, fewest tokens of a stretch, warps, reads under way, registers of a thread."""
+def _shape(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Tokens read at once, fewest tokens of a stretch, warps, reads under way."""
     if dtype == torch.float32:
-        return (32, 64, 8, 2, None) if width <= 128 else (16, 64, 4, 2, None)
-    return (64, 64, 2, 3, None) if width <= 128 else (32, 64, 4, 3, None)
+        return (32, 64, 8, 2) if width <= 128 else (16, 64, 4, 2)
+    return (64, 64, 2, 3) if width <= 64 else (64, 128, 2, 3) if width <= 128 else (32, 64, 4, 3)
 
 
 def _joined(group: int, width: int) -> int:

@@ -7,7 +7,7 @@ follows from the request's own rows and tokens: what runs beside it changes no b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,6 +22,23 @@ FILLED = 132
 """programs that a request is parted into at least, where it has tokens enough"""
 LEAST_TOKENS = 256
 """of a stretch"""
+MANY = 528
+"""programs from which on tiles have twice the rows: each read of a key then serves more of them"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a program works."""
+
+    queries: int
+    """rows of its products, one for each head of a row that shares keys; no row's sums depend on it"""
+    tile: int
+    """keys taken at once"""
+    warps: int
+    stages: int
+    """of the reads under way"""
+    registers: int | None = None
+    """of a thread at most, so that two programs share a multiprocessor: one multiplies while the other takes exponents"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +53,7 @@ class Pieces:
     tables: Tensor
     """[requests, blocks] int32"""
     window: int
+    shape: Shape
     parts: Tensor
     """[product rows of all stretches, kv_heads, width] fp32: what the stretches of tiles add up to"""
     sums: Tensor
@@ -53,40 +71,44 @@ def cut_pieces(spans: Sequence[Span], caches: Tensor, heads: int, window: int = 
     """The pieces of `spans` for `heads` query heads, in layers whose rows see the last `window` tokens only (0: all)."""
     kv_heads, size = caches.shape[2], caches.shape[5]
     group = heads // kv_heads
-    queries, tile, *_ = _shape(size, group, caches.dtype)
-    tiles, stretch = _tiles(spans, queries // group, tile, kv_heads, window)
-    row, rows, position, table, first, end = tiles
-    splits = -(-(end - first) // stretch)
+    shape, wide = _shapes(size, group, caches.dtype)
+    taken, length = np.array([(span.rows, span.length) for span in spans]).T
+    programs = -(-taken // (shape.queries // group)) * kv_heads
+    origins = np.maximum(0, length - taken + 1 - window) // shape.tile * shape.tile if window else np.zeros_like(length)
+    stretches = np.maximum(LEAST_TOKENS, -(-(length - origins) // np.maximum(1, FILLED // programs)))
+    stretches = -(-stretches // shape.tile) * shape.tile
+    if programs.sum() >= MANY:
+        shape = wide
+    row, rows, position, table, first, end = _tiles(spans, shape.queries // group, shape.tile, window)
+    origin, stretch = origins[table], stretches[table]
+    before = (first - origin) // stretch
+    splits = (end - 1 - origin) // stretch - before + 1
     parted = splits > 1
     scratch_rows = np.where(parted, splits * rows * group, 0)
     number, split = _counted(splits)
-    begins = first[number] + split * stretch[number]
-    pieces = np.stack((row[number], rows[number], position[number], table[number], begins,
-                       np.minimum(begins + stretch[number], end[number]), split, splits[number],
+    border = origin[number] + (before[number] + split) * stretch[number]
+    pieces = np.stack((row[number], rows[number], position[number], table[number], np.maximum(border, first[number]),
+                       np.minimum(border + stretch[number], end[number]), split, splits[number],
                        (np.cumsum(scratch_rows) - scratch_rows)[number], (np.cumsum(parted) - parted)[number]), 1)
     pieces = pieces[np.argsort(pieces[:, 4] - pieces[:, 5], kind="stable")]
     tables = _tables(spans)
     on_device = _uploaded(np.concatenate((tables.ravel(), pieces.ravel())), caches.device)
     scratch = {"dtype": torch.float32, "device": caches.device}
     return Pieces(
-        on_device[tables.size :].view(-1, 10), on_device[: tables.size].view(tables.shape), window,
+        on_device[tables.size :].view(-1, 10), on_device[: tables.size].view(tables.shape), window, shape,
         torch.empty(int(scratch_rows.sum()), kv_heads, head_width(size), **scratch),
         torch.empty(int(scratch_rows.sum()), kv_heads, 2, **scratch),
         torch.zeros(int(parted.sum()), kv_heads, dtype=torch.int32, device=caches.device))
 
 
-def _tiles(spans: Sequence[Span], most_rows: int, tile: int, kv_heads: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """[6, tiles] row, rows, position, table, first and end of what they see; [tiles] tokens of a stretch."""
+def _tiles(spans: Sequence[Span], most_rows: int, tile: int, window: int) -> np.ndarray:
+    """[6, tiles] row, rows, position, table, first and end of what they see."""
     start, rows, length = np.array([(span.start, span.rows, span.length) for span in spans]).T
-    tiles = -(-rows // most_rows)
-    seen = length - np.maximum(0, length - rows + 1 - window) if window else length
-    stretch = np.maximum(LEAST_TOKENS, -(-seen // np.maximum(1, FILLED // (tiles * kv_heads))))
-    stretch = -(-stretch // tile) * tile
-    table, index = _counted(tiles)
+    table, index = _counted(-(-rows // most_rows))
     offset = index * most_rows
     position, taken = (length - rows)[table] + offset, np.minimum(most_rows, rows[table] - offset)
     first = np.maximum(0, position + 1 - window) // tile * tile if window else np.zeros_like(position)
-    return np.stack((start[table] + offset, taken, position, table, first, position + taken)), stretch[table]
+    return np.stack((start[table] + offset, taken, position, table, first, position + taken))
 
 
 def _tables(spans: Sequence[Span]) -> np.ndarray:
@@ -119,29 +141,26 @@ def prefill_attention(q: Tensor, cache: Tensor, pieces: Pieces, scores: Scores) 
     """
     tokens, heads, size = q.shape
     _, kv_heads, blocks, block, _ = cache.shape
-    queries, tile, warps, stages, registers = _shape(size, heads // kv_heads, cache.dtype)
+    shape = pieces.shape
     out = q.new_empty(tokens, heads * size)
     scale = size**-0.5 if scores.scale is None else scores.scale
     prefill_attention_kernel[(kv_heads, len(pieces.pieces))](
         q, cache, out, pieces.pieces, pieces.tables, pieces.parts, pieces.sums, pieces.arrived, blocks, pieces.tables.shape[1],
         q.stride(0), pieces.window, scale, scores.softcap, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, WIDTH=head_width(size), BLOCK=block,
-        SOFTCAP=scores.softcap != 0, WINDOWED=pieces.window != 0, QUERIES=queries, TILE=tile, STAGES=stages, num_warps=warps,
-        maxnreg=registers)
+        SOFTCAP=scores.softcap != 0, WINDOWED=pieces.window != 0, QUERIES=shape.queries, TILE=shape.tile, STAGES=shape.stages,
+        num_warps=shape.warps, maxnreg=shape.registers)
     return out
 
 
-def _shape(size: int, group: int, dtype: torch.dtype) -> tuple[int, int, int, int, int | None]:
-    """Rows of a product (a row's heads that share keys each), keys taken at once, warps, reads under way, registers of a thread.
-
-    Two programs share a multiprocessor, so that one multiplies while the other takes exponents.
-    """
+def _shapes(size: int, group: int, dtype: torch.dtype) -> tuple[Shape, Shape]:
+    """For few programs, and for MANY."""
     if dtype == torch.float32:
-        queries, tile, warps, stages, registers = (64, 32, 8, 1, None) if size <= 64 else (32, 32, 8, 1, None) if size <= 128 else (
-            32, 16, 8, 1, None)
+        few = many = Shape(64, 32, 8, 1) if size <= 64 else Shape(32, 32, 8, 1) if size <= 128 else Shape(32, 16, 8, 1)
     elif size <= 64:
-        queries, tile, warps, stages, registers = 64, 128, 4, 3, None
+        few = many = Shape(64, 128, 4, 3)
     elif size <= 128:
-        queries, tile, warps, stages, registers = 128, 64, 8, 3, 128
+        few, many = Shape(64, 64, 4, 3), Shape(128, 64, 8, 3, registers=128)
     else:
-        queries, tile, warps, stages, registers = 64, 32, 8, 3, None
-    return max(queries, power_of_two(group)), tile, warps, stages, registers
+        few = many = Shape(64, 64, 8, 3)
+    least = power_of_two(group)
+    return replace(few, queries=max(few.queries, least)), replace(many, queries=max(many.queries, least))

@@ -34,7 +34,7 @@ def _spans(rng: random.Random, lengths: list[tuple[int, int]], layout: str, bloc
 @pytest.mark.parametrize("heads, kv_heads, size", [(32, 8, 128), (9, 3, 64), (4, 4, 20), (71, 1, 8), (8, 4, 256)])
 @pytest.mark.parametrize("window", [0, 1, 300])
 def test_every_row_meets_each_token_once(heads: int, kv_heads: int, size: int, dtype: torch.dtype, window: int, rng: random.Random) -> None:
-    lengths = rng.sample(LENGTHS, len(LENGTHS))
+    lengths = rng.sample(LENGTHS, len(LENGTHS)) + [(900, 1000)] * rng.randrange(2)
     spans, held = _spans(rng, lengths, rng.choice(("one run", "scattered")), 700)
     cut = cut_pieces(spans, torch.empty(1, 2, kv_heads, 700, BLOCK, size, dtype=dtype), heads, window)
     met = [torch.zeros(span.rows, span.length, dtype=torch.int) for span in spans]
@@ -61,6 +61,7 @@ def test_every_row_meets_each_token_once(heads: int, kv_heads: int, size: int, d
 
 
 def test_what_runs_beside_a_request_does_not_change_how_it_is_cut(rng: random.Random) -> None:
+    """As long as the shape is the same; else tiles are others, and no row's sums depend on that."""
     caches = torch.empty(1, 2, 3, 700, BLOCK, 64, dtype=torch.bfloat16)
     spans, _ = _spans(rng, LENGTHS, "scattered", 700)
     together = cut_pieces(spans, caches, 9).pieces.tolist()
@@ -114,6 +115,19 @@ def test_the_kernel_matches_plain_arithmetic(
         one = reaches([Span(0, span.rows, span.length, span.runs)], caches, heads, window, scores)
         alone = paged_attention(q[mine], caches[0], one, scores)
         assert torch.equal(alone, got[mine]), "a request's rows depend on what runs beside it"
+
+
+@pytest.mark.parametrize("window", [pytest.param(window, marks=GPU) for window in (0, 400)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_tiles_of_many_rows_change_no_bit(window: int, dtype: torch.dtype, rng: random.Random) -> None:
+    caches, spans, q, _ = _filled(rng, [(20, 1500), (2048, 2300), (1, 900), (40, 700)], 32, 8, 128, dtype)
+    together = reaches(spans, caches, 32, window)
+    got = paged_attention(q, caches[0], together)
+    for span in (spans[0], spans[2], spans[3]):
+        mine = slice(span.start, span.start + span.rows)
+        alone = reaches([Span(0, span.rows, span.length, span.runs)], caches, 32, window)
+        assert alone.shape.queries < together.shape.queries
+        assert torch.equal(paged_attention(q[mine], caches[0], alone), got[mine])
 
 
 @pytest.mark.parametrize("scores", [pytest.param(scores, marks=GPU) for scores in (PLAIN, Scores(None, 1.5))], ids=str)
