@@ -17,7 +17,8 @@ from .decode_linear_triton import linear_kernel
 from .packed_linear import packed_linear, packed_rank_depth, packed_scratch
 from .rank_pages import MAX_PAGES, RankRows, rank_delta
 from .repacked import RepackedWeight
-from .tiles import linear_tile, rank_tile_pages, row_tiles
+from .stamps import Stamp
+from .tiles import linear_tile, row_tiles
 from .triton_compat import INTERPRETED, runs_triton
 
 Glu = Literal["", "silu", "gelu_tanh"]
@@ -103,7 +104,7 @@ class DecodeWork:
 def decode_linear(
     x: Tensor, weight: Tensor | RepackedWeight, bias: Tensor | None, out: Tensor, *, norm: RowSquares | None = None, glu: Glu = "",
     residual: Residual | None = None, rank: RankRows | None = None, work: LinearWork | None = None,
-    stamp: tuple[Tensor, int] | None = None,
+    stamp: Stamp | None = None,
 ) -> None:
     """Semantics: y = (x W^T + rank_delta(x)) / rms + bias;  with `glu` out = act(y[:, :n/2]) * y[:, n/2:];  with `residual`
     stream += scale * y, out = stream * next_weight, squares of the stream;  else out = y.
@@ -158,7 +159,7 @@ def decode_linear_reference(
 
 def _launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: RowSquares | None, glu: Glu, residual: Residual | None,
-    rank: RankRows | None, work: LinearWork | None, stamp: tuple[Tensor, int] | None,
+    rank: RankRows | None, work: LinearWork | None, stamp: Stamp | None,
 ) -> None:
     rows, d_in = x.shape
     d_out = weight.shape[0]
@@ -180,7 +181,7 @@ def _launch(
         D_IN=d_in, E0=ends[0], E1=ends[1], E2=ends[2], SLICES=pool.slices if pool else 1, GLU=glu,
         BM=row_tile, ROW_TILES=cuts, BN=tile.columns, BK=tile.depth, STAGES=tile.stages, TILES=tiles,
         PARTS=norm.parts.shape[0] if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
-        DEPTH=tile.rank_depth, STEP=tile.rank_step, PAGES=rank_tile_pages(rows), PROGRAMS=programs,
+        DEPTH=tile.rank_depth, STEP=tile.rank_step, PROGRAMS=programs,
         LANES=tile.lanes, LEVELS=tile.columns.bit_length() - 1, EN=tile.rank_columns, CHUNK=tile.rank_chunk, MEET=tile.meet,
         MAX_PAGES=MAX_PAGES, num_warps=tile.warps, enable_fp_fusion=False,  # which sums it fuses may differ between two kernels
     )

@@ -6,7 +6,7 @@ what those have made; who comes too early waits after it. Where a program has fe
 that the chain of products of each is short.
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
-from .rank_programs import inverse_rms, outputs_of_rank, place_of, rank_outputs, rank_tasks, row_sums
+from .rank_programs import first_programs, outputs_of_rank, place_of, row_sums
 from .triton_compat import tl, triton
 
 
@@ -44,7 +44,7 @@ def linear_kernel(
     rows, x_row, out_row, parts_row, weights_row, a_page, b_page, width, eps, scale,
     D_IN: tl.constexpr, E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr,
     BM: tl.constexpr, ROW_TILES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr,
-    PARTS: tl.constexpr, PARTS_OUT: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr, PAGES: tl.constexpr,
+    PARTS: tl.constexpr, PARTS_OUT: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr,
     PROGRAMS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr, EN: tl.constexpr, CHUNK: tl.constexpr, MEET: tl.constexpr,
     MAX_PAGES: tl.constexpr,
 ):
@@ -57,18 +57,9 @@ def linear_kernel(
         if program == 0:
             tl.store(stamp, tl.extra.cuda.globaltimer())
     if program < FIRST:
-        if program < PROGRAMS:
-            if RANK:
-                rank_tasks(program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
-                           D_IN, SLICES, BM, ROW_TILES, DEPTH, STEP, PAGES, PROGRAMS, MAX_PAGES)
-                rank_outputs(program, added, h, b, pages, counters, b_page,
-                             E0, E1, E2, SLICES, BM, ROW_TILES, EN, PAGES, PROGRAMS, CHUNK, MAX_PAGES)
-        elif NORM:
-            for tile in tl.static_range(ROW_TILES):
-                m = tile * BM + tl.arange(0, BM)
-                tl.store(inverses + m, inverse_rms(parts, rows, m, parts_row, width, eps, BM, PARTS), mask=m < rows)
-            tl.debug_barrier()
-            tl.atomic_add(counters + 1, 1, sem="release")
+        first_programs(
+            program, x, a, b, pages, row_weights, h, partials, added, parts, inverses, counters, rows, x_row, parts_row, weights_row,
+            a_page, b_page, width, eps, D_IN, E0, E1, E2, SLICES, BM, ROW_TILES, PARTS, DEPTH, STEP, PROGRAMS, EN, CHUNK, MAX_PAGES)
     else:
         tile = (program - FIRST) // ROW_TILES
         m = (program - FIRST) % ROW_TILES * BM + tl.arange(0, BM)

@@ -8,7 +8,7 @@ made beside them (rank_programs.py).
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from .decode_linear_triton import gated
-from .rank_programs import inverse_rms, outputs_of_rank, rank_outputs, rank_tasks
+from .rank_programs import first_programs, outputs_of_rank
 from .triton_compat import tl, triton
 from .unpack_codes import codes, field_addresses, half, scale_words, signed_bytes, small_number
 
@@ -99,7 +99,7 @@ def packed_kernel(
     BITS2: tl.constexpr, KIND2: tl.constexpr, MINIMA2: tl.constexpr, ZERO2: tl.constexpr,
     E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     ROW_TILES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr,
-    PARTS_OUT: tl.constexpr, H_BM: tl.constexpr, H_TILES: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr, PAGES: tl.constexpr,
+    PARTS_OUT: tl.constexpr, H_BM: tl.constexpr, H_TILES: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr,
     PROGRAMS: tl.constexpr, EN: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
     """`PROGRAMS` programs for rank rows, then one for 1 / rms, then `TILES` * `ROW_TILES` * `SPLIT`; slices end at E0, E1, E2."""
@@ -111,18 +111,9 @@ def packed_kernel(
         if program == 0:
             tl.store(stamp, tl.extra.cuda.globaltimer())
     if program < FIRST:
-        if program < PROGRAMS:
-            if RANK:
-                rank_tasks(program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
-                           K, SLICES, H_BM, H_TILES, DEPTH, STEP, PAGES, PROGRAMS, MAX_PAGES)
-                rank_outputs(program, added, h, b, pages, counters, b_page,
-                             E0, E1, E2, SLICES, H_BM, H_TILES, EN, PAGES, PROGRAMS, CHUNK, MAX_PAGES)
-        elif NORM:
-            for tile in tl.static_range(H_TILES):
-                m = tile * H_BM + tl.arange(0, H_BM)
-                tl.store(inverses + m, inverse_rms(parts, rows, m, parts_row, width, eps, H_BM, PARTS), mask=m < rows)
-            tl.debug_barrier()
-            tl.atomic_add(counters + 1, 1, sem="release")
+        first_programs(
+            program, x, a, b, pages, row_weights, h, partials, added, parts, inverses, counters, rows, x_row, parts_row, weights_row,
+            a_page, b_page, width, eps, K, E0, E1, E2, SLICES, H_BM, H_TILES, PARTS, DEPTH, STEP, PROGRAMS, EN, CHUNK, MAX_PAGES)
     else:
         PADDED0: tl.constexpr = (ROWS0 + 63) // 64 * 64
         PADDED1: tl.constexpr = (ROWS1 + 63) // 64 * 64

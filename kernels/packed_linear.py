@@ -11,7 +11,7 @@ from .rank_pages import MAX_PAGES, RankRows
 from .repack import SUPER, TILE_ROWS
 from .repacked import MOST_PARTS, RepackedWeight
 from .stamps import Stamp
-from .tiles import linear_tile, rank_tile_pages, row_tiles
+from .tiles import linear_tile, row_tiles
 from .triton_compat import INTERPRETED
 from .unpack_rows import KINDS
 
@@ -105,7 +105,6 @@ def packed_linear(
         K=d_in, **kinds, E0=ends[0], E1=ends[1], E2=ends[2], SLICES=pool.slices if pool else 1, GLU=glu, BN=tile.columns, BT=tile.rows,
         ROW_TILES=cuts, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
         PARTS_OUT=squares.parts.shape[0] if squares else 0, H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in),
-        STEP=RANK_STEP,
-        PAGES=rank_tile_pages(rows), PROGRAMS=programs, EN=dense.rank_columns, CHUNK=dense.rank_chunk, MAX_PAGES=MAX_PAGES,
+        STEP=RANK_STEP, PROGRAMS=programs, EN=dense.rank_columns, CHUNK=dense.rank_chunk, MAX_PAGES=MAX_PAGES,
         ASSEMBLY=not INTERPRETED, num_warps=tile.warps,
     )

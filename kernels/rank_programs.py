@@ -12,67 +12,57 @@ from .triton_compat import tl, triton
 def rank_tasks(
     program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
     D_IN: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr, ROW_TILES: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr,
-    PAGES: tl.constexpr, PROGRAMS: tl.constexpr, MAX_PAGES: tl.constexpr,
+    PROGRAMS: tl.constexpr, MAX_PAGES: tl.constexpr,
 ):
     """H of all active pages: h [slices, ROW_TILES * BM, MAX_PAGES * 16] in the dtype of x; a [pages, .., slices, 16, D_IN].
 
-    A task is `PAGES` pages of a slice for `BM` rows over `DEPTH` inputs.
+    A task is a page of a slice for `BM` rows over `DEPTH` inputs, `STEP` of them at a time.
     """
     SPLITS: tl.constexpr = (D_IN + DEPTH - 1) // DEPTH
     LANES: tl.constexpr = 4
-    N: tl.constexpr = PAGES * 16
     count = tl.load(pages)
-    groups = (count + PAGES - 1) // PAGES
-    c = tl.arange(0, N)
+    r = tl.arange(0, 16)
     lane = tl.arange(0, LANES)[:, None]
-    for task in range(program, ROW_TILES * SLICES * groups * SPLITS, PROGRAMS):
+    for task in range(program, ROW_TILES * SLICES * count * SPLITS, PROGRAMS):
         part = task % SPLITS
         tile = task // SPLITS
         s = tile % SLICES
         m = tile // SLICES % ROW_TILES * BM + tl.arange(0, BM)
-        here = (m < rows)[:, None]
-        group = tile // SLICES // ROW_TILES
-        place = group * PAGES + c // 16
-        acts = place < count
-        page = tl.load(pages + 1 + place, mask=acts, other=0).to(tl.int64)
-        column = tl.load(pages + 1 + MAX_PAGES + place, mask=acts, other=0)
-        weight = tl.load(row_weights + m[:, None] * weights_row + column[None, :], mask=here & acts[None, :], other=0.0)
-        first = page * a_page + (s * 16 + c % 16) * D_IN
-        sums = tl.zeros((LANES, BM, N), tl.float32)
+        here = m < rows
+        place = tile // SLICES // ROW_TILES
+        page = tl.load(pages + 1 + place).to(tl.int64)
+        column = tl.load(pages + 1 + MAX_PAGES + place)
+        weight = tl.load(row_weights + m * weights_row + column, mask=here, other=0.0)[:, None]
+        first = page * a_page + (s * 16 + r) * D_IN
+        sums = tl.zeros((LANES, BM, 16), tl.float32)
         for k in tl.range(0, DEPTH, STEP, num_stages=5):
             d = part * DEPTH + k + lane * (STEP // LANES) + tl.arange(0, STEP // LANES)[None, :]
             known = d < (D_IN if D_IN % DEPTH != 0 or DEPTH % STEP != 0 else 1 << 30)
-            rank = tl.load(a + first[None, None, :] + d[:, :, None], mask=known[:, :, None] & acts[None, None, :], other=0.0)
-            xs = tl.load(x + m[None, :, None] * x_row + d[:, None, :], mask=here[None] & known[:, None, :], other=0.0)
+            rank = tl.load(a + first[None, None, :] + d[:, :, None], mask=known[:, :, None], other=0.0)
+            xs = tl.load(x + m[None, :, None] * x_row + d[:, None, :], mask=here[None, :, None] & known[:, None, :], other=0.0)
             sums = tl.dot(xs, rank, sums, input_precision="ieee")
         sums = tl.sum(sums, 0)
-        into = h + (s * (ROW_TILES * BM) + m[:, None]) * (MAX_PAGES * 16) + group * N + c[None, :]
+        into = h + (s * (ROW_TILES * BM) + m[:, None]) * (MAX_PAGES * 16) + place * 16 + r[None, :]
         if SPLITS == 1:
             tl.store(into, (sums * weight).to(h.dtype.element_ty))
             tl.debug_barrier()
             tl.atomic_add(counters, 1, sem="release")
         else:
-            parts = partials + (tile * SPLITS * BM + tl.arange(0, BM)[:, None]) * N + c[None, :]
-            tl.store(parts + part * (BM * N), sums)
+            parts = partials + (tile * SPLITS * BM + tl.arange(0, BM)[:, None]) * 16 + r[None, :]
+            tl.store(parts + part * (BM * 16), sums)
             tl.debug_barrier()
             if tl.atomic_add(counters + 2 + tile, 1, sem="acq_rel") == SPLITS - 1:
                 sums = tl.load(parts, cache_modifier=".cg")
                 for other in tl.static_range(1, SPLITS):
-                    sums += tl.load(parts + other * (BM * N), cache_modifier=".cg")
+                    sums += tl.load(parts + other * (BM * 16), cache_modifier=".cg")
                 tl.store(into, (sums * weight).to(h.dtype.element_ty))
                 tl.debug_barrier()
                 tl.atomic_add(counters, 1, sem="release")
 
 
 @triton.jit
-def tiles_of_h(count, SLICES: tl.constexpr, ROW_TILES: tl.constexpr, PAGES: tl.constexpr):
-    return ROW_TILES * SLICES * ((count + PAGES - 1) // PAGES)
-
-
-@triton.jit
-def rank_ready(counters, count, SLICES: tl.constexpr, ROW_TILES: tl.constexpr, PAGES: tl.constexpr):
-    """Return when all of H is there."""
-    wanted = tiles_of_h(count, SLICES, ROW_TILES, PAGES)
+def rank_ready(counters, wanted):
+    """Return when `wanted` tiles of H are there."""
     done = tl.atomic_add(counters, 0, sem="acquire")
     while done < wanted:
         done = tl.atomic_add(counters, 0, sem="acquire")
@@ -116,7 +106,7 @@ def rank_rows(place, count, k, CHUNK: tl.constexpr):
 def rank_outputs(
     program, added, h, b, pages, counters, b_page,
     E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr, ROW_TILES: tl.constexpr, EN: tl.constexpr,
-    PAGES: tl.constexpr, PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
+    PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
 ):
     """added [ROW_TILES * BM, E2] fp32 = H B^T. A page is one step of the tensor cores, so others add exact zeros."""
     count = tl.load(pages)
@@ -129,7 +119,7 @@ def rank_outputs(
         place = h + (tl.minimum(s, SLICES - 1) * (ROW_TILES * BM) + m[:, None]) * (MAX_PAGES * 16)
         up = rank_columns(b, pages, count, 0, n, inside, b_page, CHUNK)
         if task == program:
-            rank_ready(counters, count, SLICES, ROW_TILES, PAGES)
+            rank_ready(counters, ROW_TILES * SLICES * count)
         sums = tl.dot(rank_rows(place, count, 0, CHUNK), up, tl.zeros((BM, EN), tl.float32), input_precision="ieee")
         for k in tl.range(CHUNK, count * 16, CHUNK, num_stages=3):
             up = rank_columns(b, pages, count, k, n, inside, b_page, CHUNK)
@@ -157,3 +147,25 @@ def inverse_rms(parts, rows, m, parts_row, width, eps, BM: tl.constexpr, PARTS: 
         known = (m < rows)[:, None] & (first + part < PARTS)[None, :]
         total += tl.load(parts + (first + part)[None, :] * parts_row + m[:, None], mask=known, other=0.0)
     return tl.rsqrt(row_sums(total, 32, 5) / width + eps)
+
+
+@triton.jit
+def first_programs(
+    program, x, a, b, pages, row_weights, h, partials, added, parts, inverses, counters, rows, x_row, parts_row, weights_row, a_page,
+    b_page, width, eps, D_IN: tl.constexpr, E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr,
+    ROW_TILES: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr, PROGRAMS: tl.constexpr, EN: tl.constexpr,
+    CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
+):
+    """`added` by the first `PROGRAMS` programs, where there is `a`; `inverses` (1 / rms) by the next one, where there are `parts`."""
+    if program < PROGRAMS:
+        if a is not None:
+            rank_tasks(program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
+                       D_IN, SLICES, BM, ROW_TILES, DEPTH, STEP, PROGRAMS, MAX_PAGES)
+            rank_outputs(program, added, h, b, pages, counters, b_page,
+                         E0, E1, E2, SLICES, BM, ROW_TILES, EN, PROGRAMS, CHUNK, MAX_PAGES)
+    elif parts is not None:
+        for tile in tl.static_range(ROW_TILES):
+            m = tile * BM + tl.arange(0, BM)
+            tl.store(inverses + m, inverse_rms(parts, rows, m, parts_row, width, eps, BM, PARTS), mask=m < rows)
+        tl.debug_barrier()
+        tl.atomic_add(counters + 1, 1, sem="release")

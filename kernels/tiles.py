@@ -53,11 +53,6 @@ def row_tiles(rows: int) -> tuple[int, int]:
     return (16, 1) if rows <= 16 else (32, -(-rows // 32))
 
 
-def rank_tile_pages(rows: int) -> int:
-    """Pages of one rank task."""
-    return 1
-
-
 def _rank_tasks(d_in: int, itemsize: int) -> tuple[int, int]:
     step = min(_divisor(d_in), 512 // itemsize)
     parts = -(-d_in // 1024)
