@@ -13,7 +13,7 @@ from lora_bench.engine import protocol as p
 from lora_bench.workbench.live_change import splice_text
 from lora_bench.workbench.paths import settings_file
 from lora_bench.workbench.settings import keep_change, read_settings
-from lora_bench.workbench.transcript import Splice
+from lora_bench.workbench.transcript import Splice, Version
 
 A, B, C = uses(("a", 0.7)), uses(("a", 0.8)), uses(("a", 0.9))
 
@@ -153,3 +153,27 @@ async def test_a_choice_that_cannot_be_kept_acts_and_is_said() -> None:
         await pilot.press("tab", "c")
         await settled(pilot)
         assert app.state.change == "recompute" and "is not kept for the next start" in app.state.items[-1].text
+
+
+def a_version() -> Version:
+    return Version(1, (), A, p.Sampling())
+
+
+@pytest.mark.parametrize("change", ["splice", "recompute"])
+def test_mixes_under_which_no_token_was_made_leave_no_mark(change: p.MixChange) -> None:
+    version = a_version()
+    version.take_change(Splice(3, 2, A, B, change, 40))
+    version.take_change(Splice(3, 2, B, C, change, 33))
+    assert version.splices == [Splice(3, 2, A, C, change, 33)] and version.mix_now == C
+    version.take_change(Splice(9, 4, C, B, change, 35))
+    assert [splice.token for splice in version.splices] == [2, 4]
+
+
+def test_a_splice_that_is_taken_back_before_the_next_token_was_none_but_a_recompute_was() -> None:
+    version = a_version()
+    version.take_change(Splice(3, 2, A, B))
+    version.take_change(Splice(3, 2, B, A))
+    assert not version.splices and version.mix_now == A
+    version.take_change(Splice(3, 2, A, B, "recompute", 40))
+    version.take_change(Splice(3, 2, B, A, "recompute", 40))
+    assert len(version.splices) == 2 and version.mix_now == A

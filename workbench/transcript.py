@@ -1,7 +1,7 @@
 """The chat as the person sees it: turns with versions of their reply, and notices between them."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..engine.protocol import (
@@ -133,11 +133,18 @@ class Version:
             self.cache = event.cache if event.cache.prompt_tokens else None
 
     def take_change(self, splice: Splice) -> None:
-        """A change of the mix. Of those that wait for the end of the reply the latest alone counts."""
+        """A change of the mix. Of those that wait for its end, and of those between two of its tokens, the latest alone counts."""
         if self.splices and self.splices[-1].change == "finish":
             self.splices.pop()
+        if self.splices and self._replaces(splice, self.splices[-1]):
+            splice = replace(splice, before=self.splices.pop().before)
         if splice.after != self.mix_now:
             self.splices.append(splice)
+
+    @staticmethod
+    def _replaces(new: Splice, old: Splice) -> bool:
+        """No token was made under `old`. Two recomputes that lead back leave a mark: what was spliced before them is gone."""
+        return (new.change, new.token) == (old.change, old.token) and (new.change == "splice" or new.after != old.before)
 
 
 @dataclass
