@@ -4,16 +4,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from lora_bench.engine import random_base
+from lora_bench.engine.batch import Chunk, step_inputs
 from lora_bench.engine.bench_plain import PlainStep, plain_obstacle
 from lora_bench.engine.bench_step import run_step
+from lora_bench.engine.blocks import BLOCK_TOKENS, BlockTable
 from lora_bench.engine.failures import OutOfMemory
-from lora_bench.engine.kv_memory import BLOCK_TOKENS, BlockTable
 from lora_bench.engine.measured_base import MeasuredBase
 from lora_bench.engine.models.decoder import Decoder
 from lora_bench.engine.models.facts import ModelFacts, tensor_shapes
@@ -96,7 +98,6 @@ def test_random_adapters_act_and_are_counted(seed: int) -> None:
 
 def test_the_plain_step_computes_what_the_decoder_does(tiny_facts: ModelFacts, seed: int) -> None:
     decoder = Decoder(tiny_facts, {name: 0.3 * torch.randn(shape) for name, shape in tensor_shapes(tiny_facts).items()}, 32)
-    from lora_bench.engine.batch import Chunk, step_inputs
     caches, table = decoder.kv_cache(1, BLOCK_TOKENS), BlockTable([0])
     ids = torch.randint(tiny_facts.vocab, (6,)).tolist()
     stored = torch.empty(0)
@@ -112,7 +113,6 @@ def test_the_plain_step_computes_what_the_decoder_does(tiny_facts: ModelFacts, s
 
 
 def test_a_base_that_plain_torch_is_not_written_for_is_named(tiny_facts: ModelFacts) -> None:
-    from dataclasses import replace
     facts = replace(tiny_facts, qk_norm="head")
     decoder = Decoder(facts, {name: torch.randn(shape) for name, shape in tensor_shapes(facts).items()}, 32)
     assert "like llama" in plain_obstacle(decoder)

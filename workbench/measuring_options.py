@@ -16,6 +16,9 @@ Adapters = Annotated[tuple[str, ...], Parameter(
     help="An adapter's path or a sample's name; may be given several times. The scales are the measurement's own.")]
 Rounds = Annotated[int, Parameter(validator=Within(1, 100), help="Measured rounds; the median counts.")]
 
+MOST_PAGES = 64
+"""of one linear in a step"""
+
 bench = App(name="bench", result_action="return_value")
 
 
@@ -86,6 +89,30 @@ def step(
                          "give longer prompts or fewer adapters")
     return report({"model": find_model(model) if model else None, "shape": shape, "device": device, "dtype": dtype, "adapters": adapters,
                    "context": context, "steps": steps, **counts}, json)
+
+
+@bench.command
+def kernels(
+    *,
+    shape: Annotated[str | None, Parameter(help="Sizes of a base, as those of `bench step`.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    rows: Annotated[int, Parameter(validator=Within(1, 64), help="Rows of a decode step.")] = 8,
+    context: Annotated[int, Parameter(validator=Within(1, 100_000), help="Tokens of every row.")] = 256,
+    tokens: Annotated[int, Parameter(validator=Within(2, 100_000), help="Tokens of a prompt.")] = 2048,
+    ranks: Annotated[str, Parameter(help="Ranks of the adapters that act, on the rows in turn.")] = "16,16,16,16,16,16,16,16",
+    json: Json = False,
+) -> int:
+    """Measure each op of a step by itself, beside the bytes that it must read and what torch has for it."""
+    from .kernel_speed import report
+
+    numbers = _numbers("--ranks", ranks, 1, 256)
+    if len(numbers) > rows or sum(-(-rank // 16) for rank in numbers) > MOST_PAGES:
+        raise UsageError(f"--ranks {ranks}: at most one adapter for each of {rows} rows, and {MOST_PAGES} pages of 16 rank rows")
+    if len(numbers) > tokens:
+        raise UsageError(f"--tokens {tokens}: fewer than the {len(numbers)} adapters that act on them; give more")
+    return report({"shape": shape, "device": device, "dtype": dtype, "rows": rows, "context": context, "tokens": tokens,
+                   "ranks": numbers}, json)
 
 
 @bench.command

@@ -1,0 +1,112 @@
+"""How long each op of the engine takes at a shape, beside the bytes that it must read and what torch has for it.
+
+`python -m lora_bench.engine.bench_kernels '{"shape": "135m", ...}'`, with the arguments of `run_kernels`, prints JSON lines: {"progress":
+text} now and then, the result last.
+"""
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .bench_step import SHAPE, exit_code
+from .program import answer, set_spins
+
+if TYPE_CHECKING:
+    import torch
+
+TIMES = 11
+SECONDS = 1.0
+"""after which nothing is timed once more, but it is three times"""
+
+
+def run_kernels(
+    shape: str | None = None, device: str = "auto", dtype: str = "auto", rows: int = 8, context: int = 256, tokens: int = 2048,
+    ranks: Sequence[int] = (16,) * 8, progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Median microseconds of every op of bench_ops at the sizes of `shape` (see random_base; None: that of bench_step), on random numbers:
+    replies of `rows` rows that hold `context` tokens, a prompt of `tokens`, adapters of `ranks` on the rows in turn.
+
+    Without Triton each is its reference; the engine takes other ones for replies then. On a CUDA device each runs in a CUDA graph over
+    copies that no cache holds. Raises WrongShape, ValueError, OutOfMemory.
+    """
+    import torch
+
+    from ..kernels.triton_compat import runs_triton
+    from .bench_machine import copy_bandwidth, machine
+    from .bench_ops import OPS, Setting
+    from .config import AUTO_DTYPE, DTYPES, pick_device
+    from .machine import use_cores
+    from .random_base import shape_facts
+    use_cores()
+    on = pick_device(device)
+    kind = AUTO_DTYPE[on.type] if dtype == "auto" else dtype
+    name = shape or SHAPE[on.type]
+    at = Setting(shape_facts(name), on, DTYPES[kind], rows, context, tokens, tuple(ranks))
+    progress("measuring how fast memory is copied")
+    bandwidth = copy_bandwidth(on)
+    ops = []
+    with torch.inference_mode():
+        for op in OPS:
+            for case in op(at):
+                progress(case.name)
+                ours = [us / case.copies for us in _times(case.run, on)]
+                plain = [us / case.copies for us in _times(case.plain, on)] if case.plain is not None else []
+                us, floor = statistics.median(ours), case.nbytes / bandwidth * 1e6
+                ops.append({"op": case.name, "us": round(us, 3), "least_us": round(min(ours), 3), "greatest_us": round(max(ours), 3),
+                            "copies": case.copies, "bytes": case.nbytes, "floor_us": round(floor, 3), "of_floor": round(floor / us, 4),
+                            "torch_us": round(statistics.median(plain), 3) if plain else None,
+                            "torch_over": round(statistics.median(plain) / us, 4) if plain else None})
+    return {"measures": "kernels", "machine": machine(on), "shape": name, "dtype": kind, "triton": runs_triton(at.random(1)),
+            "flags": {"shape": shape, "device": device, "dtype": dtype, "rows": rows, "context": context, "tokens": tokens,
+                      "ranks": list(ranks)},
+            "copy_bytes_per_second": round(bandwidth), "ops": ops}
+
+
+def _times(run: Callable[[], object], device: torch.device) -> list[float]:
+    """Microseconds of `run`, some times, after one that does not count."""
+    return _device_times(run) if device.type == "cuda" else _host_times(run)
+
+
+def _host_times(run: Callable[[], object]) -> list[float]:
+    run()
+    found: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while len(found) < TIMES and (len(found) < 3 or time.perf_counter() < end):
+        began = time.perf_counter()
+        run()
+        found.append((time.perf_counter() - began) * 1e6)
+    return found
+
+
+def _device_times(run: Callable[[], object]) -> list[float]:
+    import torch
+
+    from .device_graphs import nothing_freed
+    graph, beside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        run()
+    torch.cuda.synchronize()
+    with nothing_freed(), torch.cuda.graph(graph, stream=beside):
+        run()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(TIMES + 1)]
+    graph.replay()
+    marks[0].record()
+    for mark in marks[1:]:
+        graph.replay()
+        mark.record()
+    torch.cuda.synchronize()
+    return [one.elapsed_time(two) * 1e3 for one, two in zip(marks, marks[1:], strict=False)]
+
+
+def main() -> int:
+    """The program; returns its exit code (see program.answer)."""
+    return answer(run_kernels, exit_code)
+
+
+if __name__ == "__main__":
+    set_spins()
+    sys.exit(main())
