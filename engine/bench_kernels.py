@@ -27,7 +27,7 @@ def run_kernels(
     ranks: Sequence[int] = (16,) * 8, progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Median microseconds of every op of bench_ops at the sizes of `shape` (see random_base; None: that of bench_step), on random numbers:
-    replies of `rows` rows that hold `context` tokens, a prompt of `tokens`, adapters of `ranks` on the rows in turn.
+    replies of `rows` rows that hold `context` tokens, a prompt of `tokens`, adapters of `ranks`, the rows parted among them.
 
     Without Triton each is its reference; the engine takes other ones for replies then. On a CUDA device each runs in a CUDA graph over
     copies that no cache holds. Raises WrongShape, ValueError, OutOfMemory.

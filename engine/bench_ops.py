@@ -42,7 +42,7 @@ class Setting:
     tokens: int
     """of a prompt"""
     ranks: Sequence[int]
-    """of the adapters that act, on the rows in turn"""
+    """of the adapters that act, at most one for each row; the rows are parted among them"""
 
     def random(self, *shape: int, size: float = 1.0) -> Tensor:
         return torch.empty(*shape, dtype=self.dtype, device=self.device).normal_(0.0, size)
@@ -99,7 +99,7 @@ def _linear(at: Setting, kind: str, shape: PageShape) -> Iterator[Case]:
         numbers[1:1 + len(pages)], numbers[1 + MAX_PAGES:1 + MAX_PAGES + len(pages)] = torch.tensor(pages), torch.tensor(columns)
         acting = torch.from_numpy(_acting(at, at.rows)).to(at.device)
         ranks = [RankRows(pool, copy, numbers.to(at.device), acting) for copy in range(copies)]
-        more = sum(at.ranks[:at.rows]) * (len(shape.ends) * d_in + d_out) * at.dtype.itemsize
+        more = sum(at.ranks) * (len(shape.ends) * d_in + d_out) * at.dtype.itemsize
         yield Case(f"{kind}, {_adapters(at)}", partial(run, ranks), copies, nbytes + more)
 
 
@@ -114,7 +114,7 @@ def _pool(at: Setting, shape: PageShape, copies: int) -> tuple[RankPool, list[in
 
 def _acting(at: Setting, rows: int) -> np.ndarray:
     weights = np.zeros((rows, len(at.ranks)), np.float32)
-    weights[np.arange(rows), np.arange(rows) * len(at.ranks) // rows if rows > len(at.ranks) else np.arange(rows)] = 0.7
+    weights[np.arange(rows), np.arange(rows) * len(at.ranks) // rows] = 0.7
     return weights
 
 

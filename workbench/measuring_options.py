@@ -100,7 +100,7 @@ def kernels(
     rows: Annotated[int, Parameter(validator=Within(1, 64), help="Rows of a decode step.")] = 8,
     context: Annotated[int, Parameter(validator=Within(1, 100_000), help="Tokens of every row.")] = 256,
     tokens: Annotated[int, Parameter(validator=Within(2, 100_000), help="Tokens of a prompt.")] = 2048,
-    ranks: Annotated[str, Parameter(help="Ranks of the adapters that act, on the rows in turn.")] = "16,16,16,16,16,16,16,16",
+    ranks: Annotated[str, Parameter(help="Ranks of the adapters that act; the rows are parted among them.")] = "16,16,16,16,16,16,16,16",
     json: Json = False,
 ) -> int:
     """Measure each op of a step by itself, beside the bytes that it must read and what torch has for it."""
