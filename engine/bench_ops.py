@@ -80,11 +80,13 @@ def _linear(at: Setting, kind: str, shape: PageShape) -> Iterator[Case]:
     work = DecodeWork(at.rows, [(d_in, d_out, len(shape.ends))] * copies, at.dtype, at.device)
     out = torch.full((at.rows, d_out // 2 if glu else d_out), float("nan"), dtype=at.dtype, device=at.device)
     norm = residual = None
+    hidden = at.facts.hidden
+    parts = max(square_parts(before, hidden, at.dtype) for before in (at.facts.q_out, at.facts.intermediate))
+    squares = RowSquares(torch.rand(parts, at.rows, device=at.device) * 2 * hidden / parts, hidden, at.facts.rms_eps)
     if kind in ("o_proj", "down_proj"):
-        squares = torch.zeros(square_parts(d_in, d_out, at.dtype), at.rows, device=at.device)
-        residual = Residual(at.random(at.rows, d_out), at.random(d_out), RowSquares(squares, d_out, 1e-5))
+        residual = Residual(at.random(at.rows, hidden), at.random(hidden), squares)
     else:
-        norm = RowSquares(torch.rand(4, at.rows, device=at.device) * d_in / 2, d_in, 1e-5)
+        norm = squares
 
     def run(ranks: Sequence[RankRows | None]) -> None:
         work.begin()
