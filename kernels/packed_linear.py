@@ -42,7 +42,7 @@ class PackedTile:
 
 
 def packed_tile(weight: RepackedWeight, rows: int) -> PackedTile:
-    """As measured on an H200: programs of two warps; where the matrix has few rows they split its inputs."""
+    """For a step of `rows` rows: programs of two warps; where the matrix has few rows they split its inputs."""
     tiles, supers = sum(part.padded for part in weight.parts) // 64, -(-weight.shape[1] // SUPER)
     split = 1
     while split < 8 and tiles * split * 2 <= PROGRAMS and supers >= 6 * split:

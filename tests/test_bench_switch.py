@@ -49,8 +49,9 @@ def test_wrong_usage_and_bases_that_cannot_be_used(tmp_path: Path, capfd: pytest
         assert out == "" and re.search(words, err) and "Traceback" not in err
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
 def test_what_the_engine_refuses_is_said(base: Path) -> None:
-    with pytest.raises(CannotLoad, match="device cuda was asked for" if not torch.cuda.is_available() else "never"):
+    with pytest.raises(CannotLoad, match="device cuda was asked for"):
         run_switch(str(base), device="cuda", times=1)
 
 
