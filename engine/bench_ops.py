@@ -15,16 +15,22 @@ from ..kernels.decode_attention import AttentionWork, DecodeRows, Heads, decode_
 from ..kernels.decode_linear import DecodeWork, Residual, RowSquares, decode_linear, square_parts
 from ..kernels.device_sampling import DRAW_WORDS, DeviceSampler
 from ..kernels.lora_tiles import SideStream, cut_tiles, lora_expand_tiles_, lora_shrink_tiles
+from ..kernels.packed import PackedRows, PackedWeight
+from ..kernels.packed_linear import packed_square_parts
+from ..kernels.quant import QUANT_TYPES
 from ..kernels.rank_pages import MAX_PAGES, PAGE_ROWS, RankPool, RankRows
+from ..kernels.repacked import RepackedWeight, repacked
 from ..kernels.rope import inverse_frequencies, rope_table
 from ..kernels.sampling import Draw
 from ..kernels.spans import Span
+from ..kernels.triton_compat import runs_triton
 from .blocks import BLOCK_TOKENS, blocks_for
 from .models.facts import ModelFacts
 from .page_image import PageShape, page_shapes, pages_for
 
 COPY_BYTES = {"cpu": 1 << 24, "cuda": 400 << 20}
 """of all that an op reads, in copies that it takes in turn, so that no cache holds them"""
+PACKED_TYPES = "Q4_K", "Q8_0"
 MOST_COPIES = {"cpu": 2, "cuda": 64}
 
 
@@ -68,20 +74,45 @@ class Case:
 def linears(at: Setting) -> Iterator[Case]:
     """decode_linear of every kind with what stands around it, without adapters and with."""
     for kind, shape in page_shapes(at.facts).items():
-        yield from _linear(at, kind, shape)
+        yield from _linear(at, kind, shape, "")
 
 
-def _linear(at: Setting, kind: str, shape: PageShape) -> Iterator[Case]:
+def packed_linears(at: Setting) -> Iterator[Case]:
+    """The same of matrices that are packed as in GGUF files, where kernels take them."""
+    if at.dtype.itemsize != 2 or not runs_triton(at.random(1)):
+        return
+    for type_name in PACKED_TYPES:
+        for kind, shape in page_shapes(at.facts).items():
+            if shape.d_in % QUANT_TYPES[type_name].block_elements == 0:
+                yield from _linear(at, kind, shape, type_name)
+
+
+def _packed(at: Setting, kind: str, shape: PageShape, type_name: str) -> RepackedWeight:
+    block = QUANT_TYPES[type_name]
+    data = torch.randint(256, (shape.ends[-1] * shape.d_in // block.block_elements, block.block_bytes), dtype=torch.uint8, device=at.device)
+    for start in block.scales:  # random bytes there may be no numbers
+        data[:, start:start + 2] = torch.tensor([0.001], dtype=block.scale, device=at.device).view(torch.uint8)
+    rows = PackedRows(type_name, data.view(shape.ends[-1], -1))
+    weight = repacked(PackedWeight((rows,), at.dtype), gated=kind == "gate_up_proj")
+    assert weight is not None  # of 16 bits and a type that has an order
+    return weight
+
+
+def _linear(at: Setting, kind: str, shape: PageShape, type_name: str) -> Iterator[Case]:
     d_in, d_out = shape.d_in, shape.ends[-1]
-    nbytes = d_in * d_out * at.dtype.itemsize
+    first = _packed(at, kind, shape, type_name) if type_name else at.random(d_out, d_in, size=d_in ** -0.5)
+    nbytes, name = first.nbytes, f"{kind}, {type_name}" if type_name else kind
     copies = at.copies(nbytes)
-    weights = [at.random(d_out, d_in, size=d_in ** -0.5) for _ in range(copies)]
+    weights = [first] + [_packed(at, kind, shape, type_name) if type_name else torch.randn_like(first) * d_in ** -0.5
+                         for _ in range(copies - 1)]
     x, glu = at.random(at.rows, d_in), "silu" if kind == "gate_up_proj" else ""
-    work = DecodeWork(at.rows, [(d_in, d_out, len(shape.ends))] * copies, at.dtype, at.device)
+    work = DecodeWork(at.rows, [(d_in, d_out, len(shape.ends))] * copies, at.dtype, at.device, weights if type_name else ())
     out = torch.full((at.rows, d_out // 2 if glu else d_out), float("nan"), dtype=at.dtype, device=at.device)
     norm = residual = None
     hidden = at.facts.hidden
     parts = max(square_parts(before, hidden, at.dtype) for before in (at.facts.q_out, at.facts.intermediate))
+    if type_name and kind in ("o_proj", "down_proj"):
+        parts = packed_square_parts(first)
     squares = RowSquares(torch.rand(parts, at.rows, device=at.device) * 2 * hidden / parts, hidden, at.facts.rms_eps)
     if kind in ("o_proj", "down_proj"):
         residual = Residual(at.random(at.rows, hidden), at.random(hidden), squares)
@@ -93,7 +124,8 @@ def _linear(at: Setting, kind: str, shape: PageShape) -> Iterator[Case]:
         for index, (weight, rank) in enumerate(zip(weights, ranks, strict=True)):
             decode_linear(x, weight, None, out, norm=norm, glu=glu, residual=residual, rank=rank, work=work.lane(index))
 
-    yield Case(kind, partial(run, [None] * copies), copies, nbytes, lambda: [F.linear(x, weight) for weight in weights])
+    plain = None if type_name else lambda: [F.linear(x, weight) for weight in weights]
+    yield Case(name, partial(run, [None] * copies), copies, nbytes, plain)
     if at.ranks and kind != "lm_head":
         pool, pages, columns = _pool(at, shape, copies)
         numbers = torch.zeros(1 + 2 * MAX_PAGES, dtype=torch.int32)
@@ -102,7 +134,7 @@ def _linear(at: Setting, kind: str, shape: PageShape) -> Iterator[Case]:
         acting = torch.from_numpy(_acting(at, at.rows)).to(at.device)
         ranks = [RankRows(pool, copy, numbers.to(at.device), acting) for copy in range(copies)]
         more = sum(at.ranks) * (len(shape.ends) * d_in + d_out) * at.dtype.itemsize
-        yield Case(f"{kind}, {_adapters(at)}", partial(run, ranks), copies, nbytes + more)
+        yield Case(f"{name}, {_adapters(at)}", partial(run, ranks), copies, nbytes + more)
 
 
 def _pool(at: Setting, shape: PageShape, copies: int) -> tuple[RankPool, list[int], list[int]]:
@@ -205,4 +237,4 @@ def _draw_all(sampler: DeviceSampler, logits: Tensor, tokens: Tensor) -> None:
         sampler.run(one, tokens)
 
 
-OPS: tuple[Callable[[Setting], Iterator[Case]], ...] = linears, reply_attention, prompt_attention, prompt_linears, draws
+OPS: tuple[Callable[[Setting], Iterator[Case]], ...] = linears, packed_linears, reply_attention, prompt_attention, prompt_linears, draws

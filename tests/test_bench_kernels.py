@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lora_bench.engine.bench_kernels import run_kernels
-from lora_bench.engine.bench_ops import OPS, Setting
+from lora_bench.engine.bench_ops import OPS, Setting, packed_linears
 from lora_bench.engine.random_base import shape_facts
 from lora_bench.kernels.rank_pages import MAX_PAGES
 from lora_bench.workbench.cli import main
@@ -42,6 +42,20 @@ def test_sizes_that_need_no_adapters_or_more_rows_than_adapters(seed: int) -> No
             case.run()
             if case.plain is not None:
                 case.plain()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels of packed matrices run on a GPU")
+def test_packed_matrices_are_measured_where_they_are_in_16_bits(seed: int) -> None:
+    facts = shape_facts("layers=1,hidden=256,heads=4,kv_heads=2,head_dim=64,intermediate=256,vocab=64")
+    for dtype, count in ((torch.float32, 0), (torch.bfloat16, 18)):
+        cases = list(packed_linears(Setting(facts, torch.device("cuda"), dtype, 2, 18, 21, (8,))))
+        assert len(cases) == count
+        for case in cases:
+            case.run()
+        if cases:
+            q4, q8 = (case.nbytes for case in cases if case.name.startswith("lm_head"))
+            assert q4 < q8 < 64 * 256 * 2
 
 
 def test_wrong_usage_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
