@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import pytest
-from bench_pilot import bench_app, running, settled, wait_until
+from bench_pilot import bench_app, running, screen_text, settled, wait_until
 from textual import events
 from textual.command import CommandList
 from textual.geometry import Size
@@ -47,3 +47,18 @@ async def test_a_page_key_before_a_list_is_laid_out_ends_nothing(key: str) -> No
         unseen.styles.display = "none"
         await app.screen.mount(unseen)
         await app.run_action(key.replace("page", "page_"), unseen)
+
+
+@pytest.mark.parametrize("keys", [[], ["tab"], ["tab", "a"], ["tab", "f9"], ["f3"], ["f3", "tab"], ["f3", "tab", "m"], ["f3", "tab", "w"]])
+async def test_the_pane_that_had_the_keys_has_them_again_after_sizes_that_hold_none(keys: list[str]) -> None:
+    app = bench_app()
+    async with running(app, 120, 36) as pilot:
+        await settled(pilot)
+        for key in keys:
+            await pilot.press(key)
+            await settled(pilot)
+        pane, footer = app.focused, screen_text(app).splitlines()[-1]
+        for size in ((20, 5), (10, 3), (120, 36), (120, 4), (19, 36), (120, 36)):
+            await pilot.resize_terminal(*size)
+            await settled(pilot)
+        assert pane is not None and app.focused is pane and screen_text(app).splitlines()[-1] == footer

@@ -27,7 +27,7 @@ from ..widgets.key_line import KeyLine
 from ..widgets.prompt import Prompt
 from .details import DetailsScreen
 from .engine import EngineScreen
-from .steady import SteadySize
+from .steady import KeptPane
 
 TOO_SMALL = "terminal too small: at least 20×6, better 80×24"
 JUST_ENDED_S = 0.7
@@ -48,7 +48,7 @@ class EnginePanels(VerticalScroll, can_focus=False):
             panel.show(control.state)
 
 
-class BenchScreen(SteadySize, Screen):
+class BenchScreen(KeptPane, Screen):
     """Shows the store; keys and messages of its panes become calls of `control`."""
 
     BINDINGS = bindings("bench")
@@ -79,14 +79,6 @@ class BenchScreen(SteadySize, Screen):
 
     def on_screen_resume(self) -> None:
         self.call_after_refresh(self.show)
-
-    def on_resize(self) -> None:
-        self.call_after_refresh(self._resized)
-
-    async def _resized(self) -> None:
-        if self.focused is None:  # it was too small to hold anything
-            self.set_focus(self.query_one(Prompt))
-        await self.show()
 
     def on_key(self, event: events.Key) -> None:
         """A letter that no pane waits for belongs to the prompt; what it gets it takes itself: it had no focus yet when this was typed."""

@@ -31,14 +31,14 @@ from ..widgets.key_line import KeyLine
 from ..widgets.mix_editor import MixEditor
 from ..widgets.prompt import Prompt
 from ..widgets.token_view import TokenView
-from .steady import SteadySize
+from .steady import KeptPane
 from .sweep import SweepScreen
 
 JUST_ENDED_S = 0.7
 """Esc so soon after the replies ended was meant to stop them: it does not leave"""
 
 
-class CompareScreen(SteadySize, Screen):
+class CompareScreen(KeptPane, Screen):
     """Columns, what is told of them, and the prompt for all. The comparison goes on while the chat is on the screen."""
 
     BINDINGS = bindings("compare")
@@ -91,9 +91,6 @@ class CompareScreen(SteadySize, Screen):
     def on_screen_resume(self) -> None:
         self.call_after_refresh(self.show)
 
-    def on_resize(self) -> None:
-        self.call_after_refresh(self.show)
-
     # -- drawing --------------------------------------------------------------------------------
     async def show(self) -> None:
         """Bring everything to the comparison."""
@@ -103,12 +100,12 @@ class CompareScreen(SteadySize, Screen):
         self._comparing.match_boards()
         self._show_busy()
         self.query_one("#header", Static).update(header_line(state, self.size.width), layout=False)
-        self.query_one("#compare-title", Static).update(self._title(), layout=False)
         tokens = self.query_one(TokenView)
         if tokens.display and (not compare.run or not compare.run.scored):
             self._to_columns()
         columns = self.query_one(Columns)
         columns.show()
+        self.query_one("#compare-title", Static).update(self._title(), layout=False)
         self.query_one(MixEditor).show()
         other = "" if self.has_class("-tall") else columns.sides[columns.other].label
         self.query_one(Figures).show(self._control, tokens if tokens.display else None, other)

@@ -1,10 +1,13 @@
-"""Screens and lists hold where Textual's own do not: two sizes at once, keys before a list is laid out."""
+"""Screens and lists hold where Textual's own do not: two sizes at once, no room for any pane, keys before a list is laid out."""
 from __future__ import annotations
 
 from textual import events
 from textual.command import CommandList, CommandPalette
 from textual.dom import DOMNode
+from textual.widget import Widget
 from textual.widgets import OptionList
+
+from ..widgets.prompt import Prompt
 
 
 class SteadySize:
@@ -17,6 +20,26 @@ class SteadySize:
         if event.size != self.app.size:
             event.stop()
             event.prevent_default()
+
+
+class KeptPane(SteadySize):
+    """Beside a Screen class with a prompt, before it: a pane for which there was no room, and which lost the keys so, has them again."""
+
+    _pane: Widget | None = None
+
+    def on_resize(self) -> None:
+        self._pane = self.focused or self._pane
+        self.call_after_refresh(self._resized)
+
+    async def _resized(self) -> None:
+        if self.focused is None:
+            there = (pane for pane in (self._pane, self.query_one(Prompt)) if pane and pane.is_attached and _seen(pane))
+            self.set_focus(next(there, None))
+        await self.show()
+
+
+def _seen(widget: Widget) -> bool:
+    return all(node.display for node in widget.ancestors_with_self)
 
 
 class Palette(SteadySize, CommandPalette):
