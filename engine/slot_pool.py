@@ -80,7 +80,7 @@ class SlotPool:
         missing = [name for name in names if name not in self._by_name]
         total = len(self.slots)
         if len(names) > total:
-            raise MixTooLarge(f"the mix needs {len(names)} slots, there are {total}; take adapters out of it "
+            raise MixTooLarge(f"the mix needs {len(names)} slots, there {'is' if total == 1 else 'are'} {total}; take adapters out of it "
                               f"or start with --slots {len(names)}")
         pinned = sorted(name for name in self.pinned if name in self._by_name and name not in names)
         if len(names) > total - len(pinned):

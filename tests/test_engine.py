@@ -180,7 +180,7 @@ def test_an_adapter_that_a_queued_request_needs_is_unloaded_after_it(bench: Benc
     assert bench.of(AdapterUnloading)[0].waiting_for == (2, 3)
     with pytest.raises(ValueError, match="'three' is being unloaded"):
         bench.submit(4, mix=(AdapterUse("three"),))
-    with pytest.raises(ValueError, match="already being unloaded; it waits for request 2, 3"):
+    with pytest.raises(ValueError, match="already being unloaded; it waits for requests 2, 3"):
         bench.engine.unload_adapter("three")
     bench.engine.abort(3)
     bench.run()

@@ -165,7 +165,7 @@ def test_a_group_that_cannot_be_is_refused_whole(make: Make) -> None:
     bench.run()
     failed = bench.of(RequestFailed)
     assert {event.request_id for event in failed} == {0, 1, 2} and not bench.of(RequestStarted)
-    assert failed[0].message.startswith("request 0, 1, 2 run together: the mix needs 3 slots, there are 2")
+    assert failed[0].message.startswith("requests 0, 1, 2 run together: the mix needs 3 slots, there are 2")
     assert not bench.engine.busy and all(slot.users == 0 for slot in bench.engine.snapshot().slots)
     small = make(blocks=8)
     with pytest.raises(ValueError, match="the 3 prompts that are to run together of 120 tokens, and one of a reply, need 9 KV blocks"):

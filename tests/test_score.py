@@ -272,7 +272,7 @@ def test_an_unload_waits_for_the_reading_and_says_so(bench: Bench) -> None:
     bench.engine.unload_adapter("one")
     assert not bench.of(AdapterUnloaded)
     assert requests_text(request.id for request in bench.engine.scores.requests) == "the reading of a text"
-    assert requests_text((4, 3, -1_000_002)) == "request 3, 4 and an adapter check"
+    assert requests_text((4, 3, -1_000_002)) == "requests 3, 4 and an adapter check"
     while bench.engine.scores.busy:
         bench.engine.scores.advance()
     assert len(bench.of(Scored)) == 1 and bench.of(AdapterUnloaded)

@@ -39,7 +39,8 @@ def sha_text(event: AdapterReloaded) -> str:
 def reloaded_text(event: AdapterReloaded) -> str:
     parts = [f"{event.adapter.name} was read again: {', '.join((sha_text(event), *event.changes))}"]
     if event.kept_for:
-        parts.append(f"{requests_text(event.kept_for)} finishes on the old content, which holds its slot as {event.kept_as} until then")
+        finish = "finishes" if len(event.kept_for) == 1 else "finish"
+        parts.append(f"{requests_text(event.kept_for)} {finish} on the old content, which holds its slot as {event.kept_as} until then")
     if event.others:
         parts.append(f"{', '.join(event.others)} came from the same file and keeps the old content")
     return "; ".join(parts)

@@ -24,15 +24,15 @@ SCORE_IDS = -2_000_000
 
 
 def requests_text(users: Iterable[int]) -> str:
-    """Who computes, in words: `request 3, 4 and an adapter check`.
+    """Who computes, in words: `requests 3, 4 and an adapter check`.
 
     Requests that no person made have negative numbers, those of a score the lowest.
     """
     numbers = set(users)
-    people = ", ".join(str(number) for number in sorted(numbers) if number >= 0)
+    people = [str(number) for number in sorted(numbers) if number >= 0]
     check = "an adapter check" if any(SCORE_IDS < number < 0 for number in numbers) else ""
     score = "the reading of a text" if any(number <= SCORE_IDS for number in numbers) else ""
-    return " and ".join(filter(None, (f"request {people}" if people else "", check, score)))
+    return " and ".join(filter(None, (f"request{'s' if len(people) > 1 else ''} {', '.join(people)}" if people else "", check, score)))
 
 
 class AdapterUse(Struct):
