@@ -11,7 +11,7 @@ from .rank_pages import MAX_PAGES, RankRows
 from .repack import SUPER, TILE_ROWS
 from .repacked import MOST_PARTS, RepackedWeight
 from .stamps import Stamp
-from .tiles import linear_tile, row_tiles
+from .tiles import row_tiles
 from .triton_compat import INTERPRETED
 from .unpack_rows import KINDS
 
@@ -24,6 +24,8 @@ RANK_PROGRAMS = 64
 """few, for the multiprocessor with the most programs sets the time: beside the programs of a large matrix they fill what those leave"""
 RANK_STEP = 128
 """inputs of one step of a rank task: it takes no more shared memory than the base product does"""
+RANK_TILE = 64
+"""outputs of a task that adds rank rows, and rows of one step of it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,6 @@ def packed_linear(
     """`decode_linear`; x of 16 bits, `weight` gated where `glu` is."""
     rows, d_in = x.shape
     tile = packed_tile(weight, rows)
-    dense = linear_tile(d_in, weight.shape[0], bool(glu), x.element_size(), rows)
     h_rows, h_tiles = row_tiles(rows)
     tiles = sum(part.padded for part in weight.parts) // tile.columns
     cuts = -(-rows // tile.rows)
@@ -105,6 +106,6 @@ def packed_linear(
         K=d_in, **kinds, E0=ends[0], E1=ends[1], E2=ends[2], SLICES=pool.slices if pool else 1, GLU=glu, BN=tile.columns, BT=tile.rows,
         ROW_TILES=cuts, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
         PARTS_OUT=squares.parts.shape[0] if squares else 0, H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in),
-        STEP=RANK_STEP, PROGRAMS=programs, EN=dense.rank_columns, CHUNK=dense.rank_chunk, MAX_PAGES=MAX_PAGES,
+        STEP=RANK_STEP, PROGRAMS=programs, EN=RANK_TILE, CHUNK=RANK_TILE, MAX_PAGES=MAX_PAGES,
         ASSEMBLY=not INTERPRETED, num_warps=tile.warps,
     )

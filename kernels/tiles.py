@@ -44,8 +44,9 @@ def linear_tile(d_in: int, d_out: int, glu: bool, itemsize: int, rows: int) -> L
     depth = 256 if lanes > 1 else min(_divisor(d_in), 128) * 2 // itemsize
     stage = (columns + (16 if rows <= 16 else 32)) * depth * itemsize
     stages = max(3, min(8, SHARED_BYTES // stage + 1))
+    outputs, chunk = (64, 64) if itemsize > 2 else (128, 64) if columns == 128 else (64, 128)
     return LinearTile(columns // 2 if glu and columns > 16 else columns, depth, stages, lanes, 4, *_rank_tasks(d_in, itemsize),
-                      _multiprocessors(), 64, 64, max(0, -(-d_in // depth) - stages))
+                      _multiprocessors(), outputs, chunk, max(0, -(-d_in // depth) - stages))
 
 
 def row_tiles(rows: int) -> tuple[int, int]:
