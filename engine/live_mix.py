@@ -67,10 +67,10 @@ def carry_out(model: LoadedModel, changes: Sequence[MixChange]) -> None:
 
 
 def compute_again(model: LoadedModel, request: Request) -> int:
-    """Keep of what is stored of `request` only what its history says now. Returns how many stored tokens are computed again."""
+    """Keep of what is stored of `request` only what its history says now. Returns how many tokens that were settled are computed again."""
     if request.table is None:
         return 0
-    stored = request.stored
+    settled = request.settled  # more than is stored while an earlier change still has them computed again
     request.end()
     request.begin(model.memory)
-    return max(stored - request.stored, 0)
+    return max(settled - request.stored, 0)

@@ -47,6 +47,17 @@ def test_recompute_keeps_what_the_mixes_have_in_common_and_finds_what_was_there(
     assert len(bench.ids(1)) == 20
 
 
+def test_a_recompute_before_the_one_before_is_through_counts_all_that_the_reply_had(make: Make) -> None:
+    bench = make()
+    bench.submit(1, TokenIds(random_ids(40)), ONE)
+    bench.run(6)
+    for mix in (TWO, (AdapterUse("two", 0.3),), (AdapterUse("two", 0.7),)):
+        bench.engine.set_mix(mix, (1,), "recompute")
+    assert [told.recomputed for told in bench.of(MixSet)] == [{1: 45}] * 3
+    bench.run()
+    assert len(bench.ids(1)) == 20
+
+
 def test_finish_lets_the_reply_end_under_its_mix(make: Make) -> None:
     bench = make()
     alone = bench.reply(ONE)

@@ -11,6 +11,7 @@ from lora_bench.engine import protocol as p
 from lora_bench.workbench.commands import run_command
 from lora_bench.workbench.control import Control
 from lora_bench.workbench.header import header_line
+from lora_bench.workbench.live_change import splice_text
 from lora_bench.workbench.mixboard import MixBoard, Setting, mix_text, parse_scale
 from lora_bench.workbench.reply_facts import meter_lines
 from lora_bench.workbench.state import BenchState, StartAdapter
@@ -228,6 +229,19 @@ def test_a_change_while_a_reply_runs_is_sent_for_it_and_marked_where_it_acted() 
     bench.tell(p.MixSet(uses(("pirate", 1.0)), {1: 2}), p.TextDelta(1, " aye", 3))
     (splice,) = bench.reply.splices
     assert (splice.at, splice.token, splice.before, splice.after) == (3, 2, uses(("pirate", 0.75)), uses(("pirate", 1.0)))
+
+
+def test_a_recompute_of_a_reply_that_waits_for_memory_claims_no_number() -> None:
+    bench = Bench(PIRATE)
+    bench.control.set_change("recompute")
+    bench.control.ask("Hello")
+    bench.tell(p.RequestStarted(1, 9), p.TextDelta(1, "Arr", 2), p.RequestPreempted(1, 10, "KV memory ran out"))
+    bench.engine.answers = False
+    bench.state.board.set_scale("pirate", 0.5)
+    bench.control.send_mix()
+    bench.tell(p.MixSet(bench.state.mix(), {1: 2}))
+    (splice,) = bench.reply.splices
+    assert splice.recomputed is None and splice_text(splice).endswith("recomputed when it goes on ──")
 
 
 def test_a_refused_mix_returns_to_what_holds() -> None:

@@ -25,6 +25,8 @@ def splice_text(splice: Splice) -> str:
         return f"── at token {splice.token}: {mix_text(splice.after)} was set; this reply finishes under {mix_text(splice.before)} ──"
     change = f"from token {splice.token}: {mix_text(splice.before)} → {mix_text(splice.after)}"
     if splice.change == "recompute":
+        if splice.recomputed is None:
+            return f"── {change} · recomputed when it goes on ──"
         again = counted(splice.recomputed, "token") if splice.recomputed else "nothing, all of it was there"
         return f"── {change} · recomputed: {again} ──"
     return f"── {change} · spliced ──"

@@ -338,7 +338,7 @@ class BenchState:
             version = self.version(request_id)
             if version and version.mix_now != event.mix:
                 self._made_with(version, event.mix)
-                again = event.recomputed.get(request_id, 0)
+                again = event.recomputed.get(request_id, 0) if version.phase == "running" else None
                 version.take_change(Splice(len(version.text), token, version.mix_now, event.mix, change, again))
                 version.activations = event.activations.get(request_id, ())
 

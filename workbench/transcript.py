@@ -36,8 +36,8 @@ class Splice:
     after: Mix
     change: MixChange = "splice"
     """"finish": the reply goes on under `before`"""
-    recomputed: int = 0
-    """tokens that were computed again under `after`"""
+    recomputed: int | None = 0
+    """tokens that were computed again under `after`; None for a reply that waited, where they are known when it goes on"""
 
 
 @dataclass(frozen=True)
