@@ -187,7 +187,7 @@ class CompareControl:
         compare.blind = not compare.blind
         if compare.blind:
             pair = "" if len(compare.lanes) == 2 else " of two columns, drawn by lot,"
-            compare.hint = f"blind: the next replies{pair} come without names; then 1 left, 2 right, 3 a tie, 4 both bad"
+            compare.hint = f"blind: the next replies{pair} come without names; then, in a column, 1 left, 2 right, 3 a tie, 4 both bad"
         else:
             compare.hint = "names are shown" + ("; no vote was counted" if compare.run and compare.run.hidden else "")
             self._reveal()

@@ -11,7 +11,7 @@ from .engine import Panel
 
 EMPTY = "Type a prompt: all columns answer it together. Tab goes to the columns, m there sets a mix."
 BLIND = "blind: whose replies these are is told after your vote"
-VOTES = "1 the left one is better · 2 the right one · 3 a tie · 4 both bad"
+VOTES = "Tab goes to the columns, there: 1 the left one is better · 2 the right one · 3 a tie · 4 both bad"
 
 
 class Figures(Panel):
