@@ -27,15 +27,16 @@ class Panel(Static):
     def __init__(self, name: str) -> None:
         super().__init__("", id=f"panel-{name}", classes="panel", markup=False)
         self._shown: Content | None = None
-        self._height = 0
+        self._laid = 0, 0
+        """columns, lines"""
         self.styles.text_wrap = "wrap" if self.WRAPS else "nowrap"
 
     def put(self, lines: list[Line]) -> None:
         content = Content("\n").join(line if isinstance(line, Content) else Content(line) for line in lines)
         if content != self._shown:
-            height = content.get_height({}, self.columns) if self.WRAPS else len(lines)
-            self.update(content, layout=height != self._height)
-            self._shown, self._height = content, height
+            laid = self.columns, content.get_height({}, self.columns) if self.WRAPS else len(lines)
+            self.update(content, layout=laid != self._laid)
+            self._shown, self._laid = content, laid
 
     @property
     def columns(self) -> int:
