@@ -26,6 +26,8 @@ DEPTH_BYTES = 256
 """of the inputs of a row that a step of its loop takes"""
 COLUMNS = 64
 """outputs that a program expands to"""
+MOST_SLICES = 3
+"""of a fused linear: q, k and v"""
 PROGRAMS = 264
 """of a shrink: the inputs are parted until there are so many, or a part is short"""
 LEAST_DEPTH = 256
@@ -107,9 +109,14 @@ def cut_tiles(weights: np.ndarray, lists: Sequence[tuple[tuple[int, ...], tuple[
     tiles = len(starts)
     cut = tuple(TileList(pieces[at], pieces[at + 1].view(tiles, -1), pieces[at + 2].view(tiles, -1), tuple(zip(*one, strict=True)))
                 for at, one in zip(range(2, len(pieces), 3), lists, strict=True))
-    groups = max((one.pages.shape[1] for one in cut), default=0)
+    groups = max((_groups(one, MOST_SLICES) for one in cut), default=0)
     return RowTiles(pieces[0].view(torch.float32).view(rows, adapters), pieces[1], cut, size,
                     torch.zeros(tiles * max(groups, 1), dtype=torch.int32, device=device))
+
+
+def _groups(one: TileList, slices: int) -> int:
+    """Programs that shrink a tile of `one`, side by side."""
+    return -(-one.pages.shape[1] * slices // UNITS)
 
 
 def lora_shrink_tiles(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, number: int, side: SideStream | None = None) -> Shrunk:
@@ -124,8 +131,7 @@ def lora_shrink_tiles(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, nu
     h = x.new_empty(x.shape[0], one.pages.shape[1] * pool.slices * PAGE_ROWS)
     if not h.shape[1]:
         return Shrunk(h)
-    units = one.pages.shape[1] * pool.slices
-    groups, cuts, d_in = -(-units // UNITS), len(one.counts), x.shape[1]
+    groups, cuts, d_in = _groups(one, pool.slices), len(one.counts), x.shape[1]
     splits = max(1, min(-(-PROGRAMS // (cuts * groups)), d_in // LEAST_DEPTH))
     step = DEPTH_BYTES // x.element_size()
     depth = -(-d_in // (splits * step)) * step

@@ -107,5 +107,5 @@ def packed_linear(
         ROW_TILES=cuts, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
         PARTS_OUT=squares.parts.shape[0] if squares else 0, H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in),
         STEP=RANK_STEP, PROGRAMS=programs, EN=RANK_TILE, CHUNK=RANK_TILE, MAX_PAGES=MAX_PAGES,
-        ASSEMBLY=not INTERPRETED, num_warps=tile.warps,
+        ASSEMBLY=not INTERPRETED, num_warps=tile.warps, enable_fp_fusion=False,  # as in decode_linear
     )

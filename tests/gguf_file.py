@@ -25,8 +25,8 @@ TOKENS = [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV", "th", "he"]
 """a byte-level vocabulary of FACTS.vocab"""
 
 
-def random_bytes(kind: str, shape: tuple[int, ...], chance: np.random.Generator) -> np.ndarray:
-    """A tensor as it lies in a little-endian file, uint8 [blocks, block_bytes]; its scales are moderate numbers."""
+def random_bytes(kind: str, shape: tuple[int, ...], chance: np.random.Generator, spread: float = 1.0) -> np.ndarray:
+    """A tensor as it lies in a little-endian file, uint8 [blocks, block_bytes]; its scales are moderate numbers times `spread`."""
     elements, size = BLOCKS[kind]
     count = int(np.prod(shape)) // elements
     if kind == "F32":
@@ -38,7 +38,7 @@ def random_bytes(kind: str, shape: tuple[int, ...], chance: np.random.Generator)
         elif (kind, start) == ("IQ4_XS", 2):
             continue
         else:
-            halves = (chance.standard_normal(count) / (50 if elements < 256 else 2000)).astype(np.float16)
+            halves = (chance.standard_normal(count) * (spread / (50 if elements < 256 else 2000))).astype(np.float16)
         blocks[:, start:start + 2] = halves.view(np.uint8).reshape(count, 2)
     if kind == "MXFP4":
         blocks[:, 0] = chance.integers(118, 126, count)
@@ -55,14 +55,17 @@ def swapped(kind: str, blocks: np.ndarray) -> np.ndarray:
 
 
 def write_gguf(path: Path, kinds: Mapping[str, str], chance: np.random.Generator, order: str = "<", version: int = 3, alignment: int = 32,
-               ) -> Path:
-    """A base of FACTS and random blocks: `kinds` maps the end of a canonical module to a type, "" is the type of the other matrices."""
+               spread: float = 1.0) -> Path:
+    """A base of FACTS and random blocks: `kinds` maps the end of a canonical module to a type, "" is the type of the other matrices.
+
+    `spread` as in `random_bytes`: matrices of small numbers do not amplify what is rounded.
+    """
     f = FACTS
     tensors = []
     for name, shape in tensor_shapes(f).items():
         named = (kind for end, kind in kinds.items() if end and name.removesuffix(".weight").endswith(end))
         kind = next(named, kinds.get("", "F32")) if len(shape) == 2 else "F32"
-        tensors.append((gguf_name(name, f), shape, kind, random_bytes(kind, shape, chance)))
+        tensors.append((gguf_name(name, f), shape, kind, random_bytes(kind, shape, chance, spread)))
     counts = {
         "block_count": f.layers, "context_length": f.context, "embedding_length": f.hidden, "feed_forward_length": f.intermediate,
         "attention.head_count": f.heads, "attention.head_count_kv": f.kv_heads, "attention.key_length": f.head_dim,
