@@ -64,10 +64,10 @@ async def test_escape_right_after_a_reply_ended_does_not_move_the_focus() -> Non
 
 async def test_help_opens_everywhere_and_explains_the_words() -> None:
     app = bench_app()
-    async with running(app, 160, 100) as pilot:
+    async with running(app, 160, 140) as pilot:
         await pilot.press("f4", "f1")
-        await pilot.pause()
-        assert isinstance(app.screen, HelpScreen) and "Engine screen" in screen_text(app) and "‖ΔW‖" in screen_text(app)
+        await wait_until(pilot, lambda: isinstance(app.screen, HelpScreen) and "Engine screen" in screen_text(app))
+        assert "‖ΔW‖" in screen_text(app)
 
 
 def test_every_binding_has_an_id_of_its_own_and_a_line_of_help() -> None:

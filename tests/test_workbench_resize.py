@@ -53,7 +53,7 @@ async def test_a_page_key_before_a_list_is_laid_out_ends_nothing(key: str) -> No
 async def test_the_pane_that_had_the_keys_has_them_again_after_sizes_that_hold_none(keys: list[str]) -> None:
     app = bench_app()
     async with running(app, 120, 36) as pilot:
-        await settled(pilot)
+        await wait_until(pilot, lambda: "esc Adapters" in screen_text(app))
         for key in keys:
             await pilot.press(key)
             await settled(pilot)

@@ -124,9 +124,8 @@ class BenchScreen(KeptPane, Screen):
             self._busy = busy
             self._ended_at = 0.0 if busy else monotonic()
             self.refresh_bindings()
-        elif self._ended_at and monotonic() - self._ended_at > JUST_ENDED_S:
-            self._ended_at = 0.0
-            self.refresh_bindings()
+            if not busy:
+                self.set_timer(JUST_ENDED_S, self.refresh_bindings)
 
     def _show_hint(self, text: str) -> None:
         if text != self._hint:

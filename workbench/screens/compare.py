@@ -135,6 +135,8 @@ class CompareScreen(KeptPane, Screen):
         """What Esc does, and which keys mean something, in the footer."""
         if (writing := self._control.state.comparing) != self._writing:
             self._writing, self._ended_at = writing, 0.0 if writing else monotonic()
+            if not writing:
+                self.set_timer(JUST_ENDED_S, self._show_busy)
         if (told := (self._hidden, self._comparing.compare.blind, self._stops)) != self._keys_told:
             self._keys_told = told
             self.refresh_bindings()
