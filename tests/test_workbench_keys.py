@@ -9,6 +9,7 @@ from bench_pilot import bench_app, idle, last_mix, running, say, screen_text, se
 from lora_bench.engine import protocol as p
 from lora_bench.workbench.keys import KEYS, bindings
 from lora_bench.workbench.screens.help import HelpScreen
+from lora_bench.workbench.screens.steady import Palette
 from lora_bench.workbench.widgets.ask import AskField
 from lora_bench.workbench.widgets.prompt import Prompt
 
@@ -68,6 +69,19 @@ async def test_help_opens_everywhere_and_explains_the_words() -> None:
         await pilot.press("f4", "f1")
         await wait_until(pilot, lambda: isinstance(app.screen, HelpScreen) and "Engine screen" in screen_text(app))
         assert "‖ΔW‖" in screen_text(app)
+
+
+async def test_what_is_chosen_twice_in_the_palette_closes_it_once() -> None:
+    app = bench_app()
+    async with running(app) as pilot:
+        below = app.screen
+        await pilot.press("ctrl+p")
+        await wait_until(pilot, lambda: isinstance(app.screen, Palette))
+        palette = app.screen
+        palette.dismiss()
+        palette.dismiss()
+        await pilot.pause()
+        assert app.screen is below and app.is_running
 
 
 def test_every_binding_has_an_id_of_its_own_and_a_line_of_help() -> None:

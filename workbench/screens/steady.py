@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from textual import events
+from textual.await_complete import AwaitComplete
 from textual.command import CommandList, CommandPalette
 from textual.dom import DOMNode
 from textual.widget import Widget
@@ -44,6 +45,10 @@ def _seen(widget: Widget) -> bool:
 
 class Palette(SteadySize, CommandPalette):
     """The command palette, which is a screen too."""
+
+    def dismiss(self, result: None = None) -> AwaitComplete:
+        """Once: a second Enter, as fast, would close the screen below it, and the program with the last one."""
+        return super().dismiss(result) if self.is_current else AwaitComplete.nothing()
 
 
 def goes_by_no_lines(action: str, node: DOMNode | None) -> bool:
