@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from textual import events, on
 from textual.app import App, SystemCommand
+from textual.await_complete import AwaitComplete
 from textual.dom import DOMNode
 from textual.driver import Driver
 from textual.screen import Screen
@@ -63,6 +64,16 @@ class BenchApp(App[None]):
         self._key_at = 0.0
         self._settled = False
         """the settings were read"""
+        self._leaving = False
+
+    def exit(self, *args: Any, **kwargs: Any) -> None:
+        """As Textual's; keys that come behind it are not acted on."""
+        self._leaving = True
+        super().exit(*args, **kwargs)
+
+    def pop_screen(self) -> AwaitComplete:
+        """As Textual's; the last one is not closed, nor one while all are going: that would be an error behind the end."""
+        return AwaitComplete.nothing() if self._leaving or len(self.screen_stack) == 1 else super().pop_screen()
 
     def get_default_screen(self) -> Screen:
         """The main screen is the first that is laid out and painted."""
@@ -95,6 +106,8 @@ class BenchApp(App[None]):
         self.refresh(layout=True)
 
     async def on_event(self, event: events.Event) -> None:
+        if self._leaving and isinstance(event, events.Key | events.Paste | events.MouseEvent):
+            return  # panes that it would act on are going, one after the other
         if isinstance(event, events.Key):
             self._key_at = monotonic()
         if isinstance(event, events.Key | events.MouseDown) and not event.is_forwarded and self.state.hint:

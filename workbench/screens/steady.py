@@ -1,6 +1,8 @@
 """Screens and lists hold where Textual's own do not: two sizes at once, no room for any pane, keys before a list is laid out."""
 from __future__ import annotations
 
+from typing import Any
+
 from textual import events
 from textual.await_complete import AwaitComplete
 from textual.command import CommandList, CommandPalette
@@ -21,6 +23,10 @@ class SteadySize:
         if event.size != self.app.size:
             event.stop()
             event.prevent_default()
+
+    def dismiss(self, result: Any = None) -> AwaitComplete:
+        """Once: a second key, as fast, would close the screen below, and the program with the last one."""
+        return super().dismiss(result) if self.is_current else AwaitComplete.nothing()
 
 
 class KeptPane(SteadySize):
@@ -45,10 +51,6 @@ def _seen(widget: Widget) -> bool:
 
 class Palette(SteadySize, CommandPalette):
     """The command palette, which is a screen too."""
-
-    def dismiss(self, result: None = None) -> AwaitComplete:
-        """Once: a second Enter, as fast, would close the screen below it, and the program with the last one."""
-        return super().dismiss(result) if self.is_current else AwaitComplete.nothing()
 
 
 def goes_by_no_lines(action: str, node: DOMNode | None) -> bool:
