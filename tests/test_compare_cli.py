@@ -76,6 +76,7 @@ def test_a_suite_of_prompts_its_reports_and_the_command_that_repeats_them(
     assert "\x1b" not in command and "-f " in command
 
 
+@pytest.mark.calm
 def test_one_question_repeated_by_its_own_report_gives_the_same_tokens(
     tiny_gguf: Callable, adapter_folder: Callable, tmp_path: Path, run_here: Callable,
 ) -> None:
