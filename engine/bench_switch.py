@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .bench import NotMeasured
-from .bench import exit_code as bench_exit_code
+from .bench_step import exit_code as step_exit_code
 from .program import CANNOT_BE_USED, answer, set_spins
 from .protocol import (
     Abort,
@@ -53,13 +53,15 @@ last is read from disk each time"""
 
 
 def run_switch(
-    model: str | None = None, device: str = "auto", dtype: str = "auto", rank: int = 16, times: int = 7,
+    model: str | None = None, shape: str | None = None, device: str = "auto", dtype: str = "auto", rank: int = 16, times: int = 7,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Milliseconds from a command to the first token that another mix acts on, all times and their median, and the tokens of a reply that
     runs beside it: how far apart they come while nothing is done, and at most meanwhile.
 
-    The adapters are random ones of `rank` on all linears. Raises CannotLoad, ValueError, OSError, NotMeasured.
+    The base is the one in the file `model`, or one of random weights of `shape` (see random_base), which is written to a file first;
+    neither: the default model. The adapters are random ones of `rank` on all linears. Raises WrongShape, CannotLoad, ValueError, OSError,
+    NotMeasured.
     """
     import torch
 
@@ -69,11 +71,17 @@ def run_switch(
     from .config import pick_device
     from .default_model import ensure_default_model
     from .machine import use_cores
-    from .random_base import random_adapter, write_adapter
+    from .random_base import random_adapter, shape_facts
+    from .random_files import write_adapter, write_base
     use_cores()
-    path = model if model is not None else str(ensure_default_model())
-    facts = open_base(path).facts
     with tempfile.TemporaryDirectory() as folder, TimedLoop() as loop:
+        if shape is not None:
+            progress(f"writing random weights of shape {shape}")
+            write_base(Path(folder) / shape, shape_facts(shape), pick_device(device))
+            path = str(Path(folder) / shape)
+        else:
+            path = model if model is not None else str(ensure_default_model())
+        facts = open_base(path).facts
         progress("writing adapters")
         for name in (WATCHED, SHARED, OTHER, NEW):
             write_adapter(Path(folder) / name, random_adapter(facts, name, rank, torch.device("cpu"), torch.bfloat16).adapter)
@@ -88,7 +96,7 @@ def run_switch(
             "base": {"name": info.name, "device": info.device, "dtype": info.dtype, "weights": info.weights,
                      "weight_bytes": info.weight_bytes},
             "adapters": {"rank": rank, "linears": "all linears of all layers"}, "prompt_tokens": PROMPT_TOKENS,
-            "flags": {"model": model, "device": device, "dtype": dtype, "rank": rank, "times": times}, "switches": switches}
+            "flags": {"model": model, "shape": shape, "device": device, "dtype": dtype, "rank": rank, "times": times}, "switches": switches}
 
 
 AS_TRAINED: Mix = (AdapterUse(SHARED),)
@@ -228,7 +236,7 @@ def main() -> int:
 
 def exit_code(error: Exception) -> int:
     from .bench_loop import CannotLoad
-    return CANNOT_BE_USED if isinstance(error, CannotLoad) else bench_exit_code(error)
+    return CANNOT_BE_USED if isinstance(error, CannotLoad) else step_exit_code(error)
 
 
 if __name__ == "__main__":

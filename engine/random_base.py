@@ -2,9 +2,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -67,8 +65,12 @@ def check_room(facts: ModelFacts, device: torch.device, dtype: torch.dtype) -> N
 
 def random_weights(facts: ModelFacts, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
     """Weights by canonical name whose products keep the size of what they are multiplied with, so that logits stay finite."""
-    return {name: _random(shape, shape[-1] ** -0.5, device, dtype) if len(shape) > 1 else _random(shape, 0.1, device, dtype).add_(1.0)
-            for name, shape in tensor_shapes(facts).items()}
+    return {name: random_tensor(shape, device, dtype) for name, shape in tensor_shapes(facts).items()}
+
+
+def random_tensor(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """One of `random_weights`: a matrix, or what a norm multiplies with."""
+    return _random(shape, shape[-1] ** -0.5, device, dtype) if len(shape) > 1 else _random(shape, 0.1, device, dtype).add_(1.0)
 
 
 def random_adapter(facts: ModelFacts, name: str, rank: int, device: torch.device, dtype: torch.dtype) -> ReadAdapter:
@@ -84,24 +86,6 @@ def random_adapter(facts: ModelFacts, name: str, rank: int, device: torch.device
         effective_scales=(1.0,), matched=len(pairs), total=len(pairs), targets=target_counts(pairs), bytes=weights.nbytes, rslora=False,
         dtype=str(dtype).removeprefix("torch."), base_model="")
     return ReadAdapter(Adapter(info, weights), Source(Path(), Path(), (), ()), 0.0)
-
-
-def write_adapter(folder: Path, adapter: Adapter) -> None:
-    """A `random_adapter` in bf16 as the PEFT folder that it might have been read from."""
-    folder.mkdir(parents=True)
-    tensors = {f"base_model.model.model.{module}.lora_{half}.weight": tensor for module, pair in adapter.modules.items()
-               for half, tensor in (("A", pair.a), ("B", pair.b))}
-    header, end = {}, 0
-    for name, tensor in tensors.items():
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end := end + tensor.nbytes]}
-    text = json.dumps(header).encode()
-    with (folder / "adapter_model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for tensor in tensors.values():
-            file.write(tensor.view(torch.uint8).numpy())
-    rank = adapter.info.ranks[0]
-    targets = sorted({module.rpartition(".")[2] for module in adapter.modules})
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}))
 
 
 def adapter_bytes(facts: ModelFacts, rank: int, itemsize: int) -> int:

@@ -6,16 +6,21 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from lora_bench.engine import random_files
 from lora_bench.engine.adapters.load import load_adapter
 from lora_bench.engine.adapters.open import open_adapter
+from lora_bench.engine.base_file import open_base
 from lora_bench.engine.bench_loop import CannotLoad
 from lora_bench.engine.bench_switch import run_switch
-from lora_bench.engine.models.facts import ModelFacts
-from lora_bench.engine.random_base import random_adapter, write_adapter
+from lora_bench.engine.models.facts import ModelFacts, tensor_shapes
+from lora_bench.engine.random_base import random_adapter, shape_facts
+from lora_bench.engine.random_files import write_adapter, write_base
+from lora_bench.engine.weights.load import load_weights
 from lora_bench.workbench.cli import main
 
 NAMES = ["the base", "in its slot", "in the host tier", "on disk", "rescaled", "switched off", "switched on"]
@@ -40,9 +45,32 @@ def test_every_change_is_measured_beside_a_reply(base: Path) -> None:
     assert [line[:18].strip() for line in done.stdout.splitlines()[2:]] == NAMES
 
 
+def test_random_weights_of_a_shape_are_a_base_in_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shape = "layers=2,hidden=32,heads=4,kv_heads=2,head_dim=8,intermediate=48,vocab=64"
+    facts = shape_facts(shape)
+    write_base(tmp_path / "base", facts, torch.device("cpu"))
+    base = open_base(tmp_path / "base")
+    weights = load_weights(base, "cpu", torch.float32)
+    assert base.facts == facts and base.end_tokens == ()
+    assert {name: tuple(weight.shape) for name, weight in weights.items()} == tensor_shapes(facts)
+    assert all(weight.std() > 0.01 for weight in weights.values())
+    assert main(["bench", "switch", "--shape", shape, "--device", "cpu", "--rank", "2", "--times", "1"]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith(shape) and [line[:18].strip() for line in out.splitlines()[2:]] == NAMES and "writing random weights" in err
+
+
+def test_there_must_be_room_for_a_random_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_files.shutil, "disk_usage", lambda path: SimpleNamespace(free=10_000_000_000))
+    with pytest.raises(OSError, match="takes 16,060,522,496 bytes, 10,000,000,000 are free there; set TMPDIR"):
+        write_base(tmp_path / "base", shape_facts("8b"), torch.device("cpu"))
+    assert not (tmp_path / "base").exists()
+
+
 def test_wrong_usage_and_bases_that_cannot_be_used(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\xff" * 64)
     for code, words, arguments in [(2, "no such file", ["none.gguf"]), (2, "from 1 to 1,?024", ["--rank", "0"]),
+                                   (2, "is no size", ["--shape", "wide=3"]),
+                                   (2, "the one or the other", [str(tmp_path / "bad.gguf"), "--shape", "1b"]),
                                    (3, "bad.gguf", [str(tmp_path / "bad.gguf")])]:
         assert main(["bench", "switch", *arguments]) == code
         out, err = capfd.readouterr()

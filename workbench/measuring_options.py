@@ -120,6 +120,7 @@ def switch(
     model: Annotated[str | None, Parameter(help="GGUF file or Hugging Face folder; none: the default model.")] = None,
     /,
     *,
+    shape: Annotated[str | None, Parameter(help="Random weights, written to a temporary file, instead: those of `bench step`.")] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     rank: Annotated[int, Parameter(validator=Within(1, 1024), help="Of the random adapters, on all linears.")] = 16,
@@ -129,7 +130,10 @@ def switch(
     """Measure the time to the first token under another adapter: in its slot, in the host tier, on disk; and after a change of the mix."""
     from .switch_speed import report
 
-    return report({"model": find_model(model) if model else None, "device": device, "dtype": dtype, "rank": rank, "times": times}, json)
+    if model is not None and shape is not None:
+        raise UsageError("a model and --shape were given; measure the one or the other")
+    return report({"model": find_model(model) if model else None, "shape": shape, "device": device, "dtype": dtype, "rank": rank,
+                   "times": times}, json)
 
 
 def _numbers(option: str, text: str, least: int, most: int) -> list[int]:
