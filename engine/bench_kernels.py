@@ -84,7 +84,7 @@ def _host_times(run: Callable[[], object]) -> list[float]:
 def _device_times(run: Callable[[], object]) -> list[float]:
     import torch
 
-    from .device_graphs import nothing_freed
+    from .device_capture import nothing_freed
     graph, beside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .device_graphs import nothing_freed
+from .device_capture import nothing_freed
 from .models.acting import Norm
 from .models.decoder import Decoder
 from .models.facts import ModelFacts

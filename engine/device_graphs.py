@@ -1,14 +1,13 @@
 """Decode steps as CUDA graphs: each kind is captured once, replayed ever after."""
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from .device_capture import captured
 from .failures import sentence
 from .protocol import Emit, GraphCaptured, GraphCapturing
 
@@ -39,6 +38,9 @@ class DecodeGraphs:
         """Whether `run` would capture nothing."""
         return self._pool is None or kind in self._graphs
 
+    def __len__(self) -> int:
+        return len(self._graphs)
+
     def run(self, kind: Kind, step: Callable[[], None]) -> None:
         """`step`, which must do the same for the same `kind` whenever it is called, on numbers that may differ.
 
@@ -59,17 +61,8 @@ class DecodeGraphs:
     def _captured(self, kind: Kind, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         self._emit(GraphCapturing(kind.rows, kind.adapters))
         began = time.perf_counter()
-        graph = torch.cuda.CUDAGraph()
         try:
-            beside = torch.cuda.Stream(self._device)
-            beside.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(beside):
-                step()
-            torch.cuda.current_stream(self._device).wait_stream(beside)
-            torch.cuda.synchronize(self._device)
-            # threads that bring adapters nearer allocate meanwhile
-            with nothing_freed(), torch.cuda.graph(graph, pool=self._pool, stream=beside, capture_error_mode="thread_local"):
-                step()
+            graph = captured(self._device, self._pool, step)
         except Exception as error:
             problem = self._problems[kind] = f"the decode step of {kind.rows} rows could not be captured: {sentence(error)}"
             self._emit(GraphCaptured(kind.rows, kind.adapters, (time.perf_counter() - began) * 1e3, problem))
@@ -77,15 +70,3 @@ class DecodeGraphs:
         self._emit(GraphCaptured(kind.rows, kind.adapters, (time.perf_counter() - began) * 1e3))
         return graph
 
-
-@contextmanager
-def nothing_freed() -> Iterator[None]:
-    """What Python would collect now (graphs of a base that was unloaded, say) the device frees by calls that end a capture."""
-    gc.collect()
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()

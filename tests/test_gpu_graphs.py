@@ -12,6 +12,7 @@ from engine_bench import ONE, THREE, TWO, Bench, random_ids
 from gguf_file import write_gguf
 
 from lora_bench.engine.device_graphs import DecodeGraphs, Kind, NoGraph
+from lora_bench.engine.device_step import DeviceStep
 from lora_bench.engine.engine import Engine
 from lora_bench.engine.protocol import (
     GRAPH_OPS,
@@ -118,16 +119,50 @@ def test_a_reply_does_not_depend_on_what_runs_beside_it(make: Callable[..., Benc
 
 
 def test_what_cannot_be_captured_is_said_once_and_the_device_goes_on() -> None:
+    """Captures, random numbers, memory that several streams used, and the stream of the thread are as they were."""
     events: list[Event] = []
     graphs, calls = DecodeGraphs(torch.device("cuda"), events.append), []
-    x = torch.ones(3, device="cuda")
+    x, stream = torch.ones(3, device="cuda"), torch.cuda.current_stream()
 
     def step() -> None:
-        calls.append(x.sum().item())  # waits for the device
+        calls.append((x * 2).sum().item())  # waits for the device
 
     for _ in range(3):
-        with pytest.raises(NoGraph, match="the decode step of 2 rows could not be captured"):
+        with pytest.raises(NoGraph, match="the decode step of 2 rows could not be captured") as failed:
             graphs.run(Kind(2, True), step)
+    assert "previous error" not in str(failed.value), "the cause is said, not what it led to"
     assert len(calls) == 1, "the first call, without a graph"
     assert [type(event) for event in events] == [GraphCapturing, GraphCaptured] and "captured" in events[1].problem
-    assert (x + 1).sum().item() == 6
+    assert torch.cuda.current_stream() == stream and (x + 1).sum().item() == 6
+    assert torch.rand(100, device="cuda").unique().numel() > 90
+    for turn in range(3):
+        graphs.run(Kind(4, True), lambda: x.mul_(2))
+        assert x.tolist() == [2.0 ** (turn + 2)] * 3, "twice the first time: to compile, and the graph"
+
+
+@pytest.mark.calm
+def test_an_engine_goes_on_when_a_kind_of_step_cannot_be_captured(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, seed: int,
+) -> None:
+    """Replies with drawn tokens run eagerly then, to the same tokens; those of other kinds under graphs."""
+    bench, calls = make(device="cuda"), 0
+    settings = {"max_tokens": 12, "temperature": 0.9, "seed": 3}
+    expected = [bench.reply(mix, **settings) for mix in ((), ONE)]
+    broken, step = make(device="cuda"), DeviceStep._step
+
+    def fails(self: DeviceStep, kind: Kind) -> None:
+        nonlocal calls
+        step(self, kind)
+        calls += kind.adapters
+        if kind.adapters and calls == 2:
+            torch.cuda.synchronize()
+
+    monkeypatch.setattr(DeviceStep, "_step", fails)
+    for mix, ids in zip(((), ONE), expected, strict=True):
+        broken.submit(1, mix=mix, **settings)
+        broken.run()
+        assert broken.ids(1) == ids
+        paths = {event.path for event in broken.of(StepFinished)}
+        assert any("could not be captured" in path for path in paths) == (mix == ONE) and ("graph" in paths) == (mix == ())
+        broken.events.clear()
+    assert calls == 2
