@@ -23,6 +23,8 @@ SPINS = "10000"
 """GOMP_SPINCOUNT: how long OpenMP's threads spin for each other before they sleep. A trade: on idle cores 1000 decodes a quarter
 slower than this, for threads that slept must be woken for every product; on cores that others keep busy spinning burns the time the
 others need, 1000 decoded about twice as fast there, and OpenMP's own far longer default 5 to 10 times slower."""
+PROFILER_LOG = "6"
+"""KINETO_LOG_LEVEL: nothing. Of a trace that fails the engine says why, and lines about those that do not would be the log's last words"""
 EXIT_SECONDS = 1.0
 """that the loop has to end by itself when the front end is gone"""
 
@@ -42,6 +44,7 @@ def main() -> None:
     torch_version = importlib.metadata.version("torch")
     emit(EngineStarted(os.getpid(), torch_version, ()))
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is imported
+    os.environ.setdefault("KINETO_LOG_LEVEL", PROFILER_LOG)
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     try:

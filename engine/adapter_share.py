@@ -27,6 +27,10 @@ class AdapterShare:
         self._since = 0
         return True
 
+    def postpone(self) -> None:
+        """The next step is not one to be run without adapters."""
+        self._since = min(self._since, EVERY - 2)
+
     def measured(self, base: np.ndarray, whole: np.ndarray) -> None:
         """[ops] milliseconds of one step without and with its adapters."""
         self._of_base = np.divide(base, whole, out=np.ones_like(base), where=whole > 0).clip(0.0, 1.0)

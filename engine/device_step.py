@@ -89,6 +89,15 @@ class DeviceStep:
         """whether draws are not the same from step to step"""
         self._steps: dict[Kind, DecodeStep] = {}
 
+    @property
+    def graphs(self) -> int:
+        """How many are captured."""
+        return len(self._graphs)
+
+    def only_the_step(self) -> None:
+        """The next step is not run without its adapters, too."""
+        self._share.postpone()
+
     def warm_up(self) -> None:
         """Prepare steps of one row without adapters, by one without a request."""
         self._launch(Kind(1, False))

@@ -40,6 +40,7 @@ from .protocol import (
 from .request import Reason, Request
 from .scheduler import GroupRefused, Scheduler
 from .scores import Scores
+from .traces import Traces
 from .waiting import tell_waiting
 from .watch import Look, Watched
 
@@ -63,6 +64,7 @@ class Engine:
         self._process = psutil.Process()
         self.checks = Checks(self, self._emit, wake)
         self.scores = Scores(self, self._emit)
+        self._traces = Traces(self._emit)
 
     @property
     def model(self) -> LoadedModel:
@@ -102,6 +104,7 @@ class Engine:
             return
         self.checks.drop(f"the base was unloaded: {because}")
         self.scores.drop(f"the base was unloaded: {because}")
+        self._traces.drop(f"the base was unloaded: {because}")
         self.drop_requests(f"the base was unloaded: {because}")
         self.mixes.drop(f"the base was unloaded: {because}")
         self._model.store.clear()
@@ -155,6 +158,11 @@ class Engine:
     def clear_cache(self) -> None:
         """Forget the KV blocks that no running request holds."""
         self.model.memory.clear("it was asked for")
+
+    def trace(self) -> None:
+        """Record the next step under the profiler; told by StepTraced or TraceFailed. Raises ValueError when no base is loaded."""
+        self.model  # noqa: B018 - raises without one
+        self._traces.ask()
 
     # -- requests --------------------------------------------------------------------------------
     def submit(self, command: Generate) -> None:
@@ -210,10 +218,11 @@ class Engine:
         if not works:
             self._emit.flush()
             return stopped
-        drawn, finished = self._model.runner.run(works, self._emit.flush)
+        drawn, told = self._traces.run(self._model.runner, works, self._emit.flush)
         for request, token in drawn:
             self._accept(request, token)
-        self._emit.later(finished)
+        for make in told:
+            self._emit.later(make)
         if not (self._model.runner.overlaps and self.busy):
             self._emit.flush()
         return True

@@ -60,6 +60,16 @@ class Runner:
         """Whether the device may compute a step while other things are done."""
         return self._device_step is not None
 
+    @property
+    def graphs(self) -> int:
+        """How many are captured."""
+        return self._device_step.graphs if self._device_step is not None else 0
+
+    def only_the_step(self) -> None:
+        """The next step is not run without its adapters, too."""
+        if self._device_step is not None:
+            self._device_step.only_the_step()
+
     def run(
         self, works: Sequence[Work], meanwhile: Callable[[], None],
     ) -> tuple[list[tuple[Request, int]], Callable[[], StepFinished]]:

@@ -48,6 +48,8 @@ from .protocol import (
     Shutdown,
     Tokenize,
     Tokenized,
+    TraceFailed,
+    TraceStep,
     UnloadAdapter,
 )
 from .scores import STOPPED as SCORE_STOPPED
@@ -144,7 +146,7 @@ class _Service:
             self._cancel_loads()
         elif isinstance(command, Abort):
             self._abort(command)
-        elif isinstance(command, CancelCheck | CancelScore):
+        elif isinstance(command, CancelCheck | CancelScore | TraceStep):
             self._carry_out(command)
         elif not isinstance(command, Tokenize) and (self._held or self._needs_a_load(command)):
             self._hold(command)
@@ -264,6 +266,8 @@ def _failure(command: Command, error: Exception) -> Event:
             return ScoreFailed(command.score_id, text, memory)
         case Tokenize():
             return Tokenized(command.ask_id, (), (), detail=text)
+        case TraceStep():
+            return TraceFailed(text)
         case _:
             return CommandFailed(text)
 
@@ -282,7 +286,7 @@ def _names(command: Command) -> frozenset[str]:
             return frozenset(use.name for request in command.requests for use in request.mix)
         case Score():
             return frozenset(use.name for mix in command.mixes for use in mix)
-        case Shutdown() | LoadModel() | LoadAdapter() | CancelLoad() | Abort() | CancelScore() | ClearCache() | Tokenize():
+        case Shutdown() | LoadModel() | LoadAdapter() | CancelLoad() | Abort() | CancelScore() | ClearCache() | Tokenize() | TraceStep():
             return frozenset()
         case _:
             return frozenset((command.name,))
@@ -305,5 +309,6 @@ _ACTIONS: dict[type, Callable[[_Service, Command], object]] = {
     Score: lambda service, command: service.engine.scores.ask(command),
     CancelScore: _Service._cancel_score,
     Tokenize: lambda service, command: service._emit(tokenized(service.engine.model, command)),
+    TraceStep: lambda service, command: service.engine.trace(),
     Abort: lambda service, command: service.engine.abort(command.request_id),
 }

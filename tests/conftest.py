@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # shorter than the engine's process sets it: tests share their cores
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # as the engine's process sets it
 
 
 @pytest.fixture(autouse=True)

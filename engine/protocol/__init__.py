@@ -22,6 +22,7 @@ from .commands import (
     SetMix,
     Shutdown,
     Tokenize,
+    TraceStep,
     UnloadAdapter,
 )
 from .events import (
@@ -63,7 +64,10 @@ from .events import (
     SlotLoaded,
     SlotTouched,
     StepFinished,
+    StepTraced,
     TextDelta,
+    TracedOp,
+    TraceFailed,
 )
 from .facts import (
     Activation,
@@ -217,11 +221,15 @@ __all__ = [
     "SlotTouched",
     "SlotView",
     "StepFinished",
+    "StepTraced",
     "TextDelta",
     "TokenChance",
     "TokenIds",
     "Tokenize",
     "Tokenized",
+    "TraceFailed",
+    "TraceStep",
+    "TracedOp",
     "UnloadAdapter",
     "plain_data",
     "read_commands",

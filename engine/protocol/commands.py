@@ -149,6 +149,13 @@ class Tokenize(Struct):
     """to look for it in; None for a look at the tokens alone"""
 
 
+class TraceStep(Struct):
+    """Record the next step under the profiler, once; answered by StepTraced or TraceFailed. It waits for one while no request runs.
+
+    A step that prepares a graph is not taken, but the one behind it.
+    """
+
+
 class ClearCache(Struct):
     """Forget the KV blocks that no running request holds."""
 
@@ -159,5 +166,5 @@ class Shutdown(Struct):
 
 Command = (
     LoadModel | CancelLoad | LoadAdapter | ReloadAdapter | UnloadAdapter | PinAdapter | SetInvocation | CheckAdapter | CancelCheck
-    | Generate | GenerateTogether | SetMix | Abort | Score | CancelScore | Tokenize | ClearCache | Shutdown
+    | Generate | GenerateTogether | SetMix | Abort | Score | CancelScore | Tokenize | TraceStep | ClearCache | Shutdown
 )

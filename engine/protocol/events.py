@@ -285,6 +285,40 @@ GRAPH_OPS = ("qkv", "attention", "o", "gate_up", "down", "head", "adapters", "sa
 the embedding; "gaps": while the device waited for the host"""
 
 
+class TracedOp(Struct):
+    """All of a step that ran under one name."""
+
+    name: str
+    """of a kernel or a copy on a GPU, of an op of torch on a CPU; untrusted"""
+    calls: int
+    us: float
+    """an op without the ops that it called"""
+    beside_us: float
+    """of these, while something on another stream ran too"""
+
+
+class StepTraced(Struct):
+    """One step as the profiler recorded it, which makes it slower."""
+
+    step: StepFinished
+    device: str
+    """"cuda" or "cpu" """
+    ms: float
+    """of the step by the clock of the host"""
+    busy_ms: float
+    """of these, while any of `ops` ran; in the rest the device waited, or what torch does not know of ran on the CPU"""
+    cost_ms: float
+    """beside `ms`: to start the profiler and to read what it recorded. Replies stood still meanwhile"""
+    ops: tuple[TracedOp, ...]
+    """the longest first"""
+
+
+class TraceFailed(Struct):
+    """A trace could not be made; replies go on."""
+
+    message: str
+
+
 class CommandFailed(Struct):
     """A command could not be carried out (unknown adapter, ...); nothing changed."""
 
@@ -306,6 +340,6 @@ Event = (
     | SlotLoaded | SlotTouched | SlotEvicted | HostLoaded | HostEvicted | MixSet | MixRefused
     | RequestQueued | RequestStarted | RequestPreempted | InvocationFired | TextDelta | RequestFinished | RequestFailed
     | CacheCleared | KvEvicted | Scored | ScoreFailed | Tokenized
-    | GraphCapturing | GraphCaptured | StepFinished | CommandFailed | EngineFailed | EngineSnapshot
+    | GraphCapturing | GraphCaptured | StepFinished | StepTraced | TraceFailed | CommandFailed | EngineFailed | EngineSnapshot
 )
 Emit = Callable[[Event], None]
