@@ -15,7 +15,6 @@ from ..kernels.decode_attention import AttentionWork, DecodeRows, Heads, decode_
 from ..kernels.decode_linear import DecodeWork, Residual, RowSquares, decode_linear, square_parts
 from ..kernels.device_sampling import DRAW_WORDS, DeviceSampler
 from ..kernels.lora_tiles import SideStream, cut_tiles, lora_expand_tiles_, lora_shrink_tiles
-from ..kernels.packed import PackedRows, PackedWeight
 from ..kernels.packed_linear import packed_square_parts
 from ..kernels.quant import QUANT_TYPES
 from ..kernels.rank_pages import MAX_PAGES, PAGE_ROWS, RankPool, RankRows
@@ -27,6 +26,7 @@ from ..kernels.triton_compat import runs_triton
 from .blocks import BLOCK_TOKENS, blocks_for
 from .models.facts import ModelFacts
 from .page_image import PageShape, page_shapes, pages_for
+from .random_base import random_packed
 
 COPY_BYTES = {"cpu": 1 << 24, "cuda": 400 << 20}
 """of all that an op reads, in copies that it takes in turn, so that no cache holds them"""
@@ -88,12 +88,7 @@ def packed_linears(at: Setting) -> Iterator[Case]:
 
 
 def _packed(at: Setting, kind: str, shape: PageShape, type_name: str) -> RepackedWeight:
-    block = QUANT_TYPES[type_name]
-    data = torch.randint(256, (shape.ends[-1] * shape.d_in // block.block_elements, block.block_bytes), dtype=torch.uint8, device=at.device)
-    for start in block.scales:  # random bytes there may be no numbers
-        data[:, start:start + 2] = torch.tensor([0.001], dtype=block.scale, device=at.device).view(torch.uint8)
-    rows = PackedRows(type_name, data.view(shape.ends[-1], -1))
-    weight = repacked(PackedWeight((rows,), at.dtype), gated=kind == "gate_up_proj")
+    weight = repacked(random_packed((shape.ends[-1], shape.d_in), type_name, at.device, at.dtype), gated=kind == "gate_up_proj")
     assert weight is not None  # of 16 bits and a type that has an order
     return weight
 
@@ -212,7 +207,7 @@ def _prompt_linear(at: Setting, kind: str, shape: PageShape, side: SideStream | 
         for copy, weight in enumerate(weights):
             shrunk = lora_shrink_tiles(x, pool, copy, tiles, 0, side)
             y = F.linear(x, weight)
-            lora_expand_tiles_(y, shrunk, pool, copy, tiles, 0)
+            lora_expand_tiles_(y, shrunk)
 
     return Case(f"{kind} of prompts, {_adapters(at)}", run, copies, nbytes, lambda: [F.linear(x, weight) for weight in weights])
 

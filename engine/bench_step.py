@@ -56,12 +56,13 @@ class _Read:
 
 
 def run_step(
-    model: str | None = None, shape: str | None = None, device: str = "auto", dtype: str = "auto", adapters: int = 8,
+    model: str | None = None, shape: str | None = None, packed: str = "", device: str = "auto", dtype: str = "auto", adapters: int = 8,
     ranks: Sequence[int] = (16,), batch: Sequence[int] = (1, 8, 32), context: int = 256, prefill: Sequence[int] = (512, 2048),
     steps: int = 30, progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Median milliseconds of decode and prefill steps of a base, the one in the file `model` or one of random weights of `shape` (see
-    random_base; neither: SHAPE), in three ways: alone, with one adapter on all rows, and with `adapters` of them on the rows in turn.
+    """Median milliseconds of decode and prefill steps of a base, the one in the file `model` or one of random weights of `shape` and
+    `packed` (see random_base; neither: SHAPE), in three ways: alone, with one adapter on all rows, and with `adapters` of them on the rows
+    in turn.
     These are random ones, of `ranks` in turn, on all linears of all layers.
 
     Decode: `batch` rows of `context` tokens; prefill: so many tokens together. Every cell has the least and the greatest of its
@@ -78,7 +79,7 @@ def run_step(
     use_cores()
     on = pick_device(device)
     longest = max((context + steps, *prefill)) + MORE_TOKENS
-    decoder, what = _base(model, shape or (None if model else SHAPE[on.type]), device, dtype, longest, progress)
+    decoder, what = _base(model, shape or (None if model else SHAPE[on.type]), packed, device, dtype, longest, progress)
     progress("measuring how fast memory is copied")
     bandwidth = copy_bandwidth(on)
     progress(f"making {adapters} adapters")
@@ -96,13 +97,13 @@ def run_step(
                         "heads": facts.heads, "kv_heads": facts.kv_heads, "head_dim": facts.head_dim, "intermediate": facts.intermediate,
                         "vocab": facts.vocab, "weight_bytes": decoder.nbytes},
         "adapters": {"count": adapters, "ranks": all_ranks, "linears": "all linears of all layers"},
-        "flags": {"model": model, "shape": shape, "device": device, "dtype": dtype, "adapters": adapters, "ranks": list(ranks),
-                  "batch": list(batch), "context": context, "prefill": list(prefill), "steps": steps},
+        "flags": {"model": model, "shape": shape, "packed": packed, "device": device, "dtype": dtype, "adapters": adapters,
+                  "ranks": list(ranks), "batch": list(batch), "context": context, "prefill": list(prefill), "steps": steps},
         "copy_bytes_per_second": round(bandwidth), "why_no_plain_torch": bench.why_no_plain, "decode": decode, "prefill": prompts}
 
 
 def _base(
-    model: str | None, shape: str | None, device: str, dtype: str, tokens: int, progress: Callable[[str], None],
+    model: str | None, shape: str | None, packed: str, device: str, dtype: str, tokens: int, progress: Callable[[str], None],
 ) -> tuple[Decoder, dict[str, Any]]:
     """A base that takes requests of so many tokens, and what it is."""
     from .base_file import open_base
@@ -121,9 +122,9 @@ def _base(
     facts, on = shape_facts(shape), pick_device(device)
     _check_length(tokens, facts, f"shape {shape}")
     kind = DTYPES[AUTO_DTYPE[on.type] if dtype == "auto" else dtype]
-    check_room(facts, on, kind)
+    check_room(facts, on, kind, packed)
     progress(f"making random weights of shape {shape}")
-    return Decoder(facts, random_weights(facts, on, kind), tokens), {"name": shape, "weights": "random"}
+    return Decoder(facts, random_weights(facts, on, kind, packed), tokens), {"name": shape, "weights": f"random {packed}".strip()}
 
 
 def _check_length(tokens: int, facts: ModelFacts, what: str) -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..kernels.packed import PackedRows, PackedWeight
+from ..kernels.quant import QUANT_TYPES, dequantize
+from ..kernels.weights import Weight
 from .adapter_read import ReadAdapter, Source
 from .adapters.adapter import Adapter, AdapterWeights, LoraPair, target_counts
 from .failures import OutOfMemory
@@ -28,6 +31,11 @@ SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "v
 """what may be given for itself"""
 
 
+PACKED_TYPES = tuple(name for name, kind in QUANT_TYPES.items() if kind.block_elements > 1 and kind.scale == torch.float16)
+HEAD_TYPES = {"Q4_K": "Q6_K", "Q5_K": "Q6_K"}
+"""of head and embedding in files of these types"""
+SIZED_BLOCKS = 1 << 12
+"""by which the size of packed numbers is known"""
 ROOM_SHARE = 0.7
 """of the memory that is free, what weights may take"""
 
@@ -54,18 +62,56 @@ def shape_facts(text: str) -> ModelFacts:
         raise WrongShape(str(error).partition(";")[0] + "; choose other sizes") from error
 
 
-def check_room(facts: ModelFacts, device: torch.device, dtype: torch.dtype) -> None:
-    """Raises OutOfMemory, with the numbers, for a base that `device` has no memory for."""
-    need = dtype.itemsize * sum(map(math.prod, tensor_shapes(facts).values()))
+def check_room(facts: ModelFacts, device: torch.device, dtype: torch.dtype, packed: str = "") -> None:
+    """Raises OutOfMemory, with the numbers, for a base that `device` has no memory for; WrongShape where rows are no whole blocks."""
+    shapes = tensor_shapes(facts)
+    if packed:
+        block = QUANT_TYPES[packed].block_elements
+        if odd := next((name for name, shape in shapes.items() if len(shape) > 1 and shape[-1] % block), ""):
+            raise WrongShape(f"rows of {odd} have {shapes[odd][-1]:,} numbers, {packed} packs {block} at a time; choose another type or "
+                             "other sizes")
+    need = math.ceil(sum(math.prod(shape) * (_packed_bytes(name, packed) if packed and len(shape) > 1 else dtype.itemsize)
+                         for name, shape in shapes.items()))
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
     if need > ROOM_SHARE * free:
         raise OutOfMemory(f"weights of this shape take {need:,} bytes, {free:,} are free on {device} and adapters, keys and values need "
                           "some of them; take a smaller shape or another dtype")
 
 
-def random_weights(facts: ModelFacts, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Weights by canonical name whose products keep the size of what they are multiplied with, so that logits stay finite."""
-    return {name: random_tensor(shape, device, dtype) for name, shape in tensor_shapes(facts).items()}
+def random_weights(facts: ModelFacts, device: torch.device, dtype: torch.dtype, packed: str = "") -> dict[str, Weight]:
+    """Weights by canonical name whose products keep the size of what they are multiplied with, so that logits stay finite.
+
+    Matrices are `packed` as in GGUF files of this one of PACKED_TYPES where it is given, the head as such files have it.
+    """
+    return {name: random_packed(shape, _type_of(name, packed), device, dtype) if packed and len(shape) > 1 else
+            random_tensor(shape, device, dtype) for name, shape in tensor_shapes(facts).items()}
+
+
+def random_packed(shape: Sequence[int], type_name: str, device: torch.device, dtype: torch.dtype) -> PackedWeight:
+    """A matrix of whole blocks of this one of PACKED_TYPES, the size of its numbers as in `random_weights`."""
+    kind = QUANT_TYPES[type_name]
+    data = torch.randint(256, (math.prod(shape) // kind.block_elements, kind.block_bytes), dtype=torch.uint8, device=device)
+    _set_scales_(data, type_name, 1.0)
+    size = float(dequantize(data[:SIZED_BLOCKS].reshape(-1), type_name).square().mean().sqrt())
+    _set_scales_(data, type_name, shape[-1] ** -0.5 / size)
+    return PackedWeight((PackedRows(type_name, data.view(shape[0], -1)),), dtype)
+
+
+def _set_scales_(data: Tensor, type_name: str, scale: float) -> None:
+    kind = QUANT_TYPES[type_name]
+    for start in kind.scales:
+        data[:, start:start + kind.scale.itemsize] = torch.tensor([scale], dtype=kind.scale, device=data.device).view(torch.uint8)
+
+
+def _type_of(name: str, packed: str) -> str:
+    """The embedding is the head where these are tied."""
+    return HEAD_TYPES.get(packed, packed) if name in ("lm_head.weight", "embed_tokens.weight") else packed
+
+
+def _packed_bytes(name: str, packed: str) -> float:
+    """Of one number."""
+    kind = QUANT_TYPES[_type_of(name, packed)]
+    return kind.block_bytes / kind.block_elements
 
 
 def random_tensor(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:

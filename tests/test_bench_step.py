@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -20,8 +21,17 @@ from lora_bench.engine.measured_base import MeasuredBase
 from lora_bench.engine.models.decoder import Decoder
 from lora_bench.engine.models.facts import ModelFacts, tensor_shapes
 from lora_bench.engine.protocol import STEP_OPS
-from lora_bench.engine.random_base import WrongShape, adapter_bytes, check_room, random_adapter, random_weights, shape_facts
+from lora_bench.engine.random_base import (
+    PACKED_TYPES,
+    WrongShape,
+    adapter_bytes,
+    check_room,
+    random_adapter,
+    random_weights,
+    shape_facts,
+)
 from lora_bench.workbench.cli import main
+from lora_bench.workbench.measuring_options import Packed
 
 SHAPE = "layers=2,hidden=32,heads=4,kv_heads=2,head_dim=8,intermediate=48,vocab=64"
 CPU = torch.device("cpu")
@@ -60,7 +70,8 @@ def test_wrong_usage_is_one_sentence(base: Path, capfd: pytest.CaptureFixture[st
         ("'wide=3' is no size; give 8b, 1b, 135m, or sizes", ["--shape", "wide=3"]), ("cannot share 3 key/value", ["--shape", "heads=4"]),
         ("--ranks 4,x: give whole numbers from 1 to 1,024", ["--ranks", "4,x"]), ("--batch 0", ["--batch", "0"]),
         ("the one or the other", [str(base), "--shape", "1b"]), ("less than 2 tokens each", ["--prefill", "8"]),
-        ("no such file", ["none.gguf"]),
+        ("no such file", ["none.gguf"]), ("rows of embed_tokens.weight have 576 numbers, Q6_K packs 256 at a time", ["--packed", "Q6_K"]),
+        ("types of a model stand in its file", [str(base), "--packed", "Q8_0"]),
     ]:
         assert main(["bench", "step", "--device", "cpu", *arguments]) == 2
         out, err = capfd.readouterr()
@@ -72,6 +83,31 @@ def test_a_shape_that_does_not_fit_is_refused_with_the_numbers(monkeypatch: pyte
     with pytest.raises(OutOfMemory, match="32,121,044,992 bytes, 30,000,000,000 are free"):
         check_room(shape_facts("8b"), CPU, torch.float32)
     check_room(shape_facts("8b"), CPU, torch.bfloat16)
+    check_room(shape_facts("8b"), CPU, torch.float32, "Q4_K")
+
+
+@pytest.mark.parametrize("kind", PACKED_TYPES)
+def test_packed_random_weights_have_the_size_of_dense_ones(kind: str, seed: int) -> None:
+    facts = shape_facts("layers=1,hidden=256,heads=4,kv_heads=2,head_dim=64,intermediate=512,vocab=64")
+    check_room(facts, CPU, torch.float32, kind)
+    weights = random_weights(facts, CPU, torch.float32, kind)
+    assert {name: tuple(weight.shape) for name, weight in weights.items()} == tensor_shapes(facts)
+    for name, weight in weights.items():
+        if weight.shape != (256,):
+            numbers = torch.cat([chunk for _, chunk in weight.chunks(torch.float32, 1 << 20)])
+            assert weight.parts[0].type == ("Q6_K" if kind in ("Q4_K", "Q5_K") and name == "embed_tokens.weight" else kind)
+            assert 0.8 < numbers.square().mean().sqrt() * weight.shape[1] ** 0.5 < 1.2 and numbers.unique().numel() > 8
+
+
+def test_packed_random_weights_are_measured() -> None:
+    shape = "layers=1,hidden=64,heads=4,kv_heads=2,head_dim=16,intermediate=96,vocab=64"
+    result = run_step(shape=shape, packed="Q4_1", device="cpu", adapters=1, batch=(2,), context=10, prefill=(), steps=3)
+    assert result["base"]["weights"] == "random Q4_1" and "packed" in result["why_no_plain_torch"]
+    assert [cell["adapters"] for cell in result["decode"]] == ["base", "1 adapter"]
+
+
+def test_the_command_line_offers_every_packed_type() -> None:
+    assert get_args(Packed) == PACKED_TYPES
 
 
 def test_shapes_in_words() -> None:

@@ -16,6 +16,7 @@ Adapters = Annotated[tuple[str, ...], Parameter(
     help="An adapter's path or a sample's name; may be given several times. The scales are the measurement's own.")]
 Rounds = Annotated[int, Parameter(validator=Within(1, 100), help="Measured rounds; the median counts.")]
 
+Packed = Literal["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
 MOST_PAGES = 64
 """of one linear in a step"""
 
@@ -67,6 +68,7 @@ def step(
     *,
     shape: Annotated[str | None, Parameter(help="Random weights instead of a file: 8b, 1b, 135m, or sizes as layers=4,hidden=256,... "
                                                 "(8b,layers=2 differs from 8b in these). None: 8b on a GPU, 135m on a CPU.")] = None,
+    packed: Annotated[Packed | None, Parameter(help="Pack the random weights as GGUF files of this type have them.")] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     adapters: Annotated[int, Parameter(validator=Within(0, MAX_SLOTS), help="Random adapters on all linears.")] = 8,
@@ -87,8 +89,10 @@ def step(
     if counts["prefill"] and adapters > min(counts["prefill"]) // 2:
         raise UsageError(f"--prefill {min(counts['prefill'])}: parted among {adapters} adapters that leaves less than 2 tokens each; "
                          "give longer prompts or fewer adapters")
-    return report({"model": find_model(model) if model else None, "shape": shape, "device": device, "dtype": dtype, "adapters": adapters,
-                   "context": context, "steps": steps, **counts}, json)
+    if model is not None and packed is not None:
+        raise UsageError("a model and --packed were given; the types of a model stand in its file")
+    return report({"model": find_model(model) if model else None, "shape": shape, "packed": packed or "", "device": device, "dtype": dtype,
+                   "adapters": adapters, "context": context, "steps": steps, **counts}, json)
 
 
 @bench.command
