@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.lora import LoraLinear, LoraStep, RowVectors
-from ..kernels.lora_tiles import Shrunk, SideStream, lora_expand_tiles_, lora_shrink_tiles
+from ..kernels.lora_tiles import Shrunk, SideStream, lora_shrink_tiles
 from ..kernels.rank_pages import RankPool
 from .page_lists import PageLists
 
@@ -54,7 +54,3 @@ class PagedLinear:
     def shrink(self, x: Tensor, step: LoraStep) -> Shrunk:
         """H of x [rows, d_in], perhaps computed beside what comes next."""
         return lora_shrink_tiles(x, self.pool, self.layer, step.tiles, self.lists.number(self.kind, self.layer), self.side)
-
-    def expand_(self, y: Tensor, shrunk: Shrunk, step: LoraStep) -> None:
-        """y [rows, d_out] += what these rank rows make of H."""
-        lora_expand_tiles_(y, shrunk, self.pool, self.layer, step.tiles, self.lists.number(self.kind, self.layer))

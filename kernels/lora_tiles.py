@@ -66,15 +66,38 @@ class RowTiles:
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """H [rows, units * 16] of a linear: units page by page of a row's tile, in each slice by slice. It is there behind `done`.
-
-    In plain torch those of all pages of the list, whatever the tile.
-    """
+    """H of a linear, and what is to be made of it: what the rank rows add to the linear is H B^T."""
 
     h: Tensor
+    """[rows, units * 16]: units page by page of a row's tile, in each slice by slice. In plain torch those of all pages of the list,
+    whatever the tile"""
+    pool: RankPool
+    layer: int
+    tiles: RowTiles
+    number: int
+    """of the tiles' list"""
     partials: Tensor | None = None
-    """kept until then"""
+    """kept until H is there"""
     done: torch.cuda.Event | None = None
+
+    @property
+    def places(self) -> TileList:
+        return self.tiles.lists[self.number]
+
+    @property
+    def most(self) -> int:
+        """Pages that act on a tile, at most."""
+        return self.places.pages.shape[1]
+
+    @property
+    def b(self) -> Tensor:
+        """[pages, d_out, 16]"""
+        return self.pool.b[:, self.layer]
+
+    def wait(self) -> None:
+        """What is launched behind this finds H."""
+        if self.done is not None:
+            torch.cuda.current_stream(self.h.device).wait_event(self.done)
 
 
 class SideStream:
@@ -127,10 +150,10 @@ def lora_shrink_tiles(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, nu
     """
     one = tiles.lists[number]
     if not runs_triton(x):
-        return Shrunk(_shrink_reference(x, pool, layer, tiles, one))
+        return Shrunk(_shrink_reference(x, pool, layer, tiles, one), pool, layer, tiles, number)
     h = x.new_empty(x.shape[0], one.pages.shape[1] * pool.slices * PAGE_ROWS)
     if not h.shape[1]:
-        return Shrunk(h)
+        return Shrunk(h, pool, layer, tiles, number)
     groups, cuts, d_in = _groups(one, pool.slices), len(one.counts), x.shape[1]
     splits = max(1, min(-(-PROGRAMS // (cuts * groups)), d_in // LEAST_DEPTH))
     step = DEPTH_BYTES // x.element_size()
@@ -146,35 +169,34 @@ def lora_shrink_tiles(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, nu
 
     if side is None or x.shape[0] < SIDE_ROWS:
         launch()
-        return Shrunk(h)
+        return Shrunk(h, pool, layer, tiles, number)
     side.forked.record()
     side.stream.wait_event(side.forked)
     with torch.cuda.stream(side.stream):
         launch()
         side.joined.record()
-    return Shrunk(h, partials, side.joined)
+    return Shrunk(h, pool, layer, tiles, number, partials, side.joined)
 
 
-def lora_expand_tiles_(y: Tensor, shrunk: Shrunk, pool: RankPool, layer: int, tiles: RowTiles, number: int) -> None:
+def lora_expand_tiles_(y: Tensor, shrunk: Shrunk) -> None:
     """Semantics: y[t, o] += sum over pages i that act on the tile of row t, and their rows r, of h[t, i, s(o), r] b[page(i), o, r].
 
-    y [rows, at least d_out] in the dtype of `pool`, changed in place; rows on which nothing acts keep their bits. s(o): the slice of
+    y [rows, at least d_out] in the dtype of the pool, changed in place; rows on which nothing acts keep their bits. s(o): the slice of
     output o. Sums in fp32.
     """
-    if shrunk.done is not None:
-        torch.cuda.current_stream(y.device).wait_event(shrunk.done)
-    one = tiles.lists[number]
+    shrunk.wait()
     if not runs_triton(y):
-        _expand_reference(y, shrunk.h, pool, layer, one)
+        _expand_reference(y, shrunk)
         return
-    if not one.pages.shape[1]:
+    if not shrunk.most:
         return
+    tiles, one, h, b, pool = shrunk.tiles, shrunk.places, shrunk.h, shrunk.b, shrunk.pool
     starts, ends = (0, *pool.ends), pool.ends
     until = [sum(-(-(end - start) // COLUMNS) for start, end in zip(starts[: count], ends[: count], strict=False))
              for count in range(1, len(ends) + 1)]
     expand_kernel[(until[-1], len(one.counts))](
-        y, pool.b[:, layer], one.counts, one.pages, tiles.touched, shrunk.h, y.shape[0], y.stride(0), pool.b.stride(0), shrunk.h.stride(0),
-        one.pages.shape[1], pool.slices, ends[0], ends[min(1, len(ends) - 1)], ends[-1], until[0], until[min(1, len(until) - 1)],
+        y, b, one.counts, one.pages, tiles.touched, h, y.shape[0], y.stride(0), b.stride(0), h.stride(0),
+        shrunk.most, pool.slices, ends[0], ends[min(1, len(ends) - 1)], ends[-1], until[0], until[min(1, len(until) - 1)],
         BM=tiles.rows, BN=COLUMNS, num_warps=4)
 
 
@@ -183,9 +205,9 @@ def _shrink_reference(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, on
     return torch.stack(h, 1).to(x.dtype)
 
 
-def _expand_reference(y: Tensor, h: Tensor, pool: RankPool, layer: int, one: TileList) -> None:
-    by_slice, start = h.float().unflatten(2, (pool.slices, PAGE_ROWS)), 0
-    for index, end in enumerate(pool.ends):
-        b = torch.cat([pool.b[page, layer, start:end].float() for page, _ in one.whole], 1)
+def _expand_reference(y: Tensor, shrunk: Shrunk) -> None:
+    by_slice, start = shrunk.h.float().unflatten(2, (shrunk.pool.slices, PAGE_ROWS)), 0
+    for index, end in enumerate(shrunk.pool.ends):
+        b = torch.cat([shrunk.b[page, start:end].float() for page, _ in shrunk.places.whole], 1)
         y[:, start:end] = y[:, start:end].float() + by_slice[:, :, index].flatten(1) @ b.T
         start = end

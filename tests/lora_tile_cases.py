@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from lora_bench.kernels.lora_tiles import RowTiles, SideStream, cut_tiles, lora_expand_tiles_, lora_shrink_tiles
+from lora_bench.kernels.decode_linear import Glu
+from lora_bench.kernels.gate_tiles import gate_tiles
+from lora_bench.kernels.lora_tiles import RowTiles, Shrunk, SideStream, cut_tiles, lora_expand_tiles_, lora_shrink_tiles
 from lora_bench.kernels.rank_pages import PAGE_ROWS, RankPool
 
 LAYERS = 2
@@ -29,9 +32,11 @@ class TileCase:
 
     def run(self, side: SideStream | None = None) -> Tensor:
         y = self.y.clone()
-        shrunk = lora_shrink_tiles(self.x, self.pool, self.layer, self.tiles, 0, side)
-        lora_expand_tiles_(y, shrunk, self.pool, self.layer, self.tiles, 0)
+        lora_expand_tiles_(y, self.shrunk(side))
         return y
+
+    def shrunk(self, side: SideStream | None = None) -> Shrunk:
+        return lora_shrink_tiles(self.x, self.pool, self.layer, self.tiles, 0, side)
 
     def expected(self) -> Tensor:
         """[rows, d_out] float64 on the CPU."""
@@ -48,6 +53,15 @@ class TileCase:
         assert torch.equal(y[~acts], self.y.cpu()[~acts]), "rows without adapters keep their bits"
         error = (y.double() - expected)[acts].norm() / expected[acts].norm() if acts.any() else torch.zeros(())
         assert error < tolerance, f"relative error {error:.2e}"
+
+    def check_gate(self, glu: Glu, tolerance: float) -> None:
+        """`gate_tiles` of its linear, which has two slices of one size."""
+        gated = gate_tiles(self.y.clone(), glu, self.shrunk()).cpu()
+        gate, up = self.expected().chunk(2, 1)
+        expected = (F.silu(gate) if glu == "silu" else F.gelu(gate, approximate="tanh")) * up
+        assert (gated.double() - expected).norm() < tolerance * expected.norm()
+        untouched = (self.weights == 0).all(1)
+        assert torch.equal(gated[untouched], gate_tiles(self.y.clone(), glu).cpu()[untouched])
 
 
 def tile_case(rng: random.Random, rows: int, d_in: int, ends: tuple[int, ...], ranks: tuple[int, ...], dtype: torch.dtype,

@@ -26,6 +26,7 @@ from lora_bench.engine.routing import Routing, RoutingCache
 from lora_bench.engine.slot_content import build_content
 from lora_bench.engine.slot_pool import Arrival, MixTooLarge, SlotPool, SlotsBusy
 from lora_bench.engine.slots import Slot, SlotContent, fused_modules
+from lora_bench.kernels.lora_tiles import lora_expand_tiles_
 from lora_bench.kernels.rank_pages import MAX_PAGES, rank_delta
 
 DEVICES = ["cpu", pytest.param("cuda", marks=[
@@ -131,7 +132,7 @@ def test_a_step_reads_in_pages_what_the_adapters_are(
         assert (linear is not None) == (kind in whole.layers[layer])
         if linear is not None:
             y = torch.zeros(rows, expected.shape[1], device=device, dtype=dtype)
-            linear.expand_(y, linear.shrink(x, step), step)
+            lora_expand_tiles_(y, linear.shrink(x, step))
             assert (y.cpu() - expected).norm() <= tolerance * scale, (layer, kind)
 
 

@@ -9,6 +9,7 @@ from lora_tile_cases import MIXED, tile_case
 from triton_cpu import interpreted, run_interpreted
 
 from lora_bench.kernels import lora_tiles
+from lora_bench.kernels.decode_linear import Glu
 from lora_bench.kernels.lora_tiles import SideStream
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -39,6 +40,24 @@ def test_kernels(
     assert counters >= len(case.tiles.lists[0].counts) * -(-case.tiles.lists[0].pages.shape[1] * len(ends) // lora_tiles.UNITS)
     case.check(case.run(), TOLERANCE[dtype])
     assert not case.tiles.arrivals.any()
+
+
+@interpreted
+@pytest.mark.parametrize("rows, width, ranks, glu, dtype", [
+    (70, 72, (5, 40), "silu", torch.float32), (5, 20, (16,), "gelu_tanh", torch.float16),
+], ids=str)
+def test_gate(rows: int, width: int, ranks: tuple[int, ...], glu: Glu, dtype: torch.dtype, rng: random.Random) -> None:
+    tile_case(rng, rows, 48, (width, 2 * width), ranks, dtype).check_gate(glu, TOLERANCE[dtype])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows, width, ranks, glu", [
+    (640, 4096, MIXED, "silu"), (17, 1536, (64, 8), "gelu_tanh"), (300, 1031, MIXED, "silu"),
+], ids=str)
+def test_gate_on_gpu(rows: int, width: int, ranks: tuple[int, ...], glu: Glu, dtype: torch.dtype, rng: random.Random) -> None:
+    tile_case(rng, rows, 512, (width, 2 * width), ranks, dtype, "cuda").check_gate(glu, TOLERANCE[dtype])
 
 
 @pytest.mark.gpu

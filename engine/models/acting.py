@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ...kernels.decode_linear import Glu
 from ...kernels.dora import scale_rows
+from ...kernels.gate_tiles import gate_tiles
 from ...kernels.lora import LoraLinear, LoraStep, add_vectors_, lora_expand_, lora_shrink, vector_weights
-from ...kernels.lora_tiles import Shrunk
+from ...kernels.lora_tiles import Shrunk, lora_expand_tiles_
 from ...kernels.norm import RmsNorm
 from ...kernels.weights import Weight, base_linear, rows
 from ..active import Phase, RowsActing, Span, rows_acting
@@ -106,6 +108,21 @@ def linear(x: Tensor, base: Linear, deltas: Deltas, lap: Lap) -> Tensor:
     A row whose mix holds DoRA: y = bias + g * (x W^T + (row_weights * (x A^T)) B), g the gains of that DoRA, what follows it in the
     mix added behind; a mix of several is taken in its order, as PEFT takes its active adapters.
     """
+    y, left = _begun(x, base, deltas, lap)
+    if left is not None:
+        lora_expand_tiles_(y, left)
+        lap("expand")
+    return y
+
+
+def gated_linear(x: Tensor, base: Linear, deltas: Deltas, glu: Glu, lap: Lap) -> Tensor:
+    """Semantics: act(g) * u, g and u the halves of `linear`."""
+    y, left = _begun(x, base, deltas, lap)
+    return gate_tiles(y, glu, left)
+
+
+def _begun(x: Tensor, base: Linear, deltas: Deltas, lap: Lap) -> tuple[Tensor, Shrunk | None]:
+    """`linear` but for what rank rows in pages add, where that comes last."""
     lap("other")
     acting = deltas.acting
     added = deltas.linears.get(base.name) if acting is not None else None
@@ -113,17 +130,21 @@ def linear(x: Tensor, base: Linear, deltas: Deltas, lap: Lap) -> Tensor:
     y = base_linear(x, base.weight, base.bias)
     lap("base matmul")
     if acting is None:
-        return y
+        return y, None
     if deltas.head:
         y = acting_head(y, x, deltas.head, acting.weights)
+    trained = deltas.vectors.biases.get(base.name) if deltas.vectors is not None else None
     if added is not None:
         for phase in acting.phases:
             _pass_dora_(y, x, base.bias, added, phase, (deltas.layer, base.name), lap)
+        if ahead is not None and added.behind is None and added.bias is None and trained is None:
+            lap("shrink")
+            return y, ahead
         if acting.step is not None:
             _add_(y, x, added, acting.step, lap, ahead)
-    if deltas.vectors is not None and (trained := deltas.vectors.biases.get(base.name)) is not None:
+    if trained is not None:
         add_vectors_(y, acting.weights, trained)
-    return y
+    return y, None
 
 
 def _add_(y: Tensor, x: Tensor, added: LoraLinear | PagedLinear, step: LoraStep, lap: Lap, ahead: Shrunk | None = None) -> None:
@@ -131,7 +152,7 @@ def _add_(y: Tensor, x: Tensor, added: LoraLinear | PagedLinear, step: LoraStep,
     if isinstance(added, PagedLinear):
         shrunk = ahead or added.shrink(x, step)
         lap("shrink")
-        added.expand_(y, shrunk, step)
+        lora_expand_tiles_(y, shrunk)
         if added.behind is not None:
             _add_(y, x, added.behind, step, lap)
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels.attention import Reach, Scores, cache_write_, paged_attention, reaches
@@ -13,7 +12,7 @@ from ...kernels.prefill_attention import Pieces
 from ...kernels.rope import rope_
 from ...kernels.weights import Weight, laid_out
 from ..batch import StepInputs
-from .acting import NO_DELTAS, ActiveLora, Deltas, Lap, Linear, Norm, embed, linear, norm
+from .acting import NO_DELTAS, ActiveLora, Deltas, Lap, Linear, Norm, embed, gated_linear, linear, norm
 from .facts import ModelFacts, linear_layout, module_shapes
 from .layers import NO_ROPE, Layer, take_layer
 from .rope import RopeTables, Table
@@ -122,9 +121,7 @@ class Decoder:
             part.copy_(norm(whole, place, deltas).view(part.shape))
 
     def _mlp(self, x: Tensor, layer: Layer, deltas: Deltas, lap: Lap) -> Tensor:
-        gate, up = linear(x, layer.gate_up, deltas, lap).chunk(2, -1)
-        active = F.silu(gate) if self.facts.activation == "silu" else F.gelu(gate, approximate="tanh")
-        return linear(active.mul_(up), layer.down, deltas, lap)
+        return linear(gated_linear(x, layer.gate_up, deltas, self.facts.activation, lap), layer.down, deltas, lap)
 
     def _add(self, x: Tensor, y: Tensor, after: Norm | None, deltas: Deltas) -> Tensor:
         """x + y, `y` normed and scaled before where the facts say so."""
