@@ -1,0 +1,302 @@
+"""What single rows of a decode step have of their own besides rank rows: gains and shifts of outputs, and norm weights.
+
+All that such adapters bring (DoRA, trained biases and norms) is elementwise: y = bias + g * (x W^T + delta) + s. The launches here come
+behind those of the other rows (kernels/decode_linear.py) and touch no row but those that have a *profile*: the vectors of one mix at its
+scales. Which rows have which profile is numbers in device memory, so that a captured step serves every mix.
+"""
+# No `from __future__ import annotations` here: Triton reads the annotations of kernels.
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .decode_linear import Glu, RowSquares
+from .decode_linear_triton import gated
+from .triton_compat import runs_triton, tl, triton
+
+BLOCK = 1024
+"""outputs of a program"""
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """Of one linear."""
+
+    which: Tensor
+    """int32 [rows]: 0, or the number of the row's profile, counted from 1"""
+    gains: Tensor
+    """fp32 [profiles, d_out]"""
+    shifts: Tensor
+    """fp32 [profiles, d_out]"""
+
+
+@dataclass(frozen=True, slots=True)
+class NormRows:
+    """A norm whose weight is another one for some rows."""
+
+    weight: Tensor
+    """[width]"""
+    changes: Tensor
+    """fp32 [profiles, width]: what profiles add to it"""
+
+
+@dataclass(frozen=True, slots=True)
+class RowStream:
+    """The residual stream of the rows with a profile, and what of it is made ready for the linear that reads it next."""
+
+    stream: Tensor
+    """[rows, width]"""
+    shared: Tensor
+    """[rows, width] of all rows: zero for these ones between two launches, so that what is added there can be taken from it"""
+    out: Tensor
+    """[rows, width]"""
+    squares: RowSquares | None
+    """of the stream; None where norms are launches of their own"""
+    eps: float
+
+
+def change_rows_(y: Tensor, bias: Tensor | None, at: RowChanges) -> None:
+    """Semantics, for rows with a profile: y = bias + gains * (y - bias) + shifts, in fp32.  y [rows, d_out], bias [d_out] of one dtype."""
+    if runs_triton(y):
+        rows, width = y.shape
+        _change_rows[(rows, triton.cdiv(width, BLOCK))](
+            y, bias, at.which, at.gains, at.shifts, y.stride(0), at.gains.stride(0), width, BLOCK)
+    else:
+        change_rows_reference_(y, bias, at)
+
+
+def change_rows_reference_(y: Tensor, bias: Tensor | None, at: RowChanges) -> None:
+    y.copy_(torch.where(at.which[:, None] > 0, _changed(y, bias, at), y.float()))
+
+
+def gate_rows(y: Tensor, bias: Tensor | None, at: RowChanges, glu: Glu, out: Tensor) -> None:
+    """Semantics, for rows with a profile: z = bias + gains * (y - bias) + shifts; out = act(z[:, :n]) * z[:, n:].
+
+    y [rows, 2 n], bias [2 n], out [rows, n] of one dtype; in fp32.
+    """
+    if runs_triton(y):
+        rows, width = out.shape
+        _gate_rows[(rows, triton.cdiv(width, BLOCK))](
+            y, bias, at.which, at.gains, at.shifts, out, y.stride(0), out.stride(0), at.gains.stride(0), width, glu, BLOCK)
+    else:
+        gate_rows_reference(y, bias, at, glu, out)
+
+
+def gate_rows_reference(y: Tensor, bias: Tensor | None, at: RowChanges, glu: Glu, out: Tensor) -> None:
+    gate, up = _changed(y, bias, at).chunk(2, -1)
+    act = F.silu(gate) if glu == "silu" else F.gelu(gate, approximate="tanh")
+    out.copy_(torch.where(at.which[:, None] > 0, act * up, out.float()))
+
+
+def begin_rows_(
+    which: Tensor, embedded: Tensor, embeddings: Tensor, scale: float, before: NormRows | None, to: RowStream,
+) -> None:
+    """Semantics, where `embedded` is not 0: shared = scale * embeddings. Then for rows with a profile: stream = shared, shared = 0.
+    For both: out = n(stream or shared, before), and squares of it.
+
+    To be called when `to` has the beginning of all rows. which, embedded int32 [rows]; embeddings [rows, width] in the stream's dtype.
+    n(x, w) = x * w with `to.squares`, else x / rms(x) * w, or x where there is no `before`.
+    """
+    if runs_triton(embeddings):
+        rows, width = embeddings.shape
+        _begin_rows[(rows,)](
+            which, embedded, embeddings, *_norm(before), *_stream(to), scale, to.eps, **_sizes(width, to), num_warps=_warps(width))
+    else:
+        begin_rows_reference_(which, embedded, embeddings, scale, before, to)
+
+
+def begin_rows_reference_(
+    which: Tensor, embedded: Tensor, embeddings: Tensor, scale: float, before: NormRows | None, to: RowStream,
+) -> None:
+    ours, own = which[:, None] > 0, embedded[:, None] > 0
+    value = torch.where(own, (scale * embeddings.float()).to(to.shared.dtype), to.shared)
+    _make_ready(value, which, before, to, ours | own)
+    to.stream.copy_(torch.where(ours, value, to.stream))
+    to.shared.copy_(torch.where(ours, 0.0, value.float()))
+
+
+def join_rows_(
+    y: Tensor, divisor: float, bias: Tensor | None, at: RowChanges, after: NormRows | None, scale: float, before: NormRows | None,
+    to: RowStream,
+) -> None:
+    """Semantics, for rows with a profile: z = bias + gains * (y / divisor - bias) + shifts; stream += scale * z / rms(z) * `after`'s
+    weight, or scale * z where there is none; out and squares as `begin_rows_` makes them; shared = 0.
+
+    y [rows, width], perhaps `to.shared` itself, and bias in the stream's dtype. In fp32; the stream is rounded before it is normed.
+    """
+    if runs_triton(y):
+        rows, width = y.shape
+        _join_rows[(rows,)](
+            at.which, y, bias, at.gains, at.shifts, at.gains.stride(0), *_norm(after), *_norm(before), *_stream(to), divisor, scale,
+            to.eps, **_sizes(width, to), num_warps=_warps(width))
+    else:
+        join_rows_reference_(y, divisor, bias, at, after, scale, before, to)
+
+
+def join_rows_reference_(
+    y: Tensor, divisor: float, bias: Tensor | None, at: RowChanges, after: NormRows | None, scale: float, before: NormRows | None,
+    to: RowStream,
+) -> None:
+    ours = at.which[:, None] > 0
+    z = _changed(y.float() / divisor, bias, at)
+    if after is not None:
+        z = z * torch.rsqrt(z.square().mean(-1, keepdim=True) + to.eps) * _weights(after, at.which)
+    value = (to.stream.float() + scale * z).to(to.stream.dtype)
+    _make_ready(value, at.which, before, to, ours)
+    to.stream.copy_(torch.where(ours, value, to.stream))
+    to.shared.copy_(torch.where(ours, 0.0, to.shared.float()))
+
+
+def _changed(y: Tensor, bias: Tensor | None, at: RowChanges) -> Tensor:
+    own, shift = (at.which - 1).clamp_min(0), 0.0 if bias is None else bias.float()
+    return (y.float() - shift) * at.gains[own] + shift + at.shifts[own]
+
+
+def _weights(norm: NormRows, which: Tensor) -> Tensor:
+    return norm.weight.float() + torch.where(which[:, None] > 0, norm.changes[(which - 1).clamp_min(0)], 0.0)
+
+
+def _make_ready(value: Tensor, which: Tensor, before: NormRows | None, to: RowStream, here: Tensor) -> None:
+    x = value.float()
+    if before is not None:
+        inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + to.eps) if to.squares is None else 1.0
+        x = x * inverse * _weights(before, which)
+    to.out.copy_(torch.where(here, x, to.out.float()))
+    if to.squares is not None:
+        parts = to.squares.parts[:, : len(which)]
+        own = torch.zeros_like(parts)
+        own[0] = value.float().square().sum(1)
+        parts.copy_(torch.where(here.T, own, parts))
+
+
+def _norm(norm: NormRows | None) -> tuple[Tensor | None, Tensor | None, int]:
+    return (None, None, 0) if norm is None else (norm.weight, norm.changes, norm.changes.stride(0))
+
+
+def _stream(to: RowStream) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
+    parts = to.squares.parts if to.squares is not None else None
+    return to.stream, to.shared, to.out, parts, parts.stride(0) if parts is not None else 0
+
+
+def _sizes(width: int, to: RowStream) -> dict[str, int]:
+    parts = to.squares.parts.shape[0] if to.squares is not None else 1
+    return {"WIDTH": width, "BLOCK": triton.next_power_of_2(width), "PARTS": parts, "PARTS_BLOCK": triton.next_power_of_2(parts)}
+
+
+def _warps(width: int) -> int:
+    return min(16, max(1, triton.next_power_of_2(width) // 512))
+
+
+@triton.jit
+def _change(y, bias, gains, shifts, at, n, inside):
+    gain = tl.load(gains + at + n, mask=inside, other=0.0)
+    if bias is not None:
+        base = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+        y = (y - base) * gain + base
+    else:
+        y *= gain
+    return y + tl.load(shifts + at + n, mask=inside, other=0.0)
+
+
+@triton.jit
+def _change_rows(y, bias, which, gains, shifts, y_row, profile_row, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    profile = tl.load(which + row).to(tl.int64)
+    if profile > 0:
+        n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = n < WIDTH
+        place = y + row.to(tl.int64) * y_row + n
+        value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        value = _change(value, bias, gains, shifts, (profile - 1) * profile_row, n, inside)
+        tl.store(place, value.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gate_rows(
+    y, bias, which, gains, shifts, out, y_row, out_row, profile_row, WIDTH: tl.constexpr, GLU: tl.constexpr, BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    profile = tl.load(which + row).to(tl.int64)
+    if profile > 0:
+        n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = n < WIDTH
+        place, at = y + row.to(tl.int64) * y_row + n, (profile - 1) * profile_row
+        gate = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(place + WIDTH, mask=inside, other=0.0).to(tl.float32)
+        gate = _change(gate, bias, gains, shifts, at, n, inside)
+        up = _change(up, bias, gains, shifts, at, n + WIDTH, inside)
+        tl.store(out + row.to(tl.int64) * out_row + n, gated(gate, up, GLU).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _weight(weight, changes, changes_row, profile, place, inside):
+    value = tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
+    if profile > 0:
+        value += tl.load(changes + (profile - 1) * changes_row + place, mask=inside, other=0.0)
+    return value
+
+
+@triton.jit
+def _ready(
+    value, row, at, place, inside, profile, before, before_changes, before_row, out, parts, parts_row, eps,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+):
+    x = tl.where(inside, value, 0.0)
+    squares = tl.sum(x * x, 0)
+    if before is not None:
+        if parts is None:
+            x *= tl.rsqrt(squares / WIDTH + eps)
+        x *= _weight(before, before_changes, before_row, profile, place, inside)
+    tl.store(out + at, x.to(out.dtype.element_ty), mask=inside)
+    if parts is not None:
+        part = tl.arange(0, PARTS_BLOCK)
+        tl.store(parts + part * parts_row + row, tl.where(part == 0, squares, 0.0), mask=part < PARTS)
+
+
+@triton.jit
+def _begin_rows(
+    which, embedded, embeddings, before, before_changes, before_row, stream, shared, out, parts, parts_row, scale, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    profile, own = tl.load(which + row).to(tl.int64), tl.load(embedded + row)
+    if (profile > 0) | (own > 0):
+        place = tl.arange(0, BLOCK)
+        inside = place < WIDTH
+        at = row.to(tl.int64) * WIDTH + place
+        value = tl.load(shared + at, mask=inside, other=0.0)
+        if own > 0:
+            value = (scale * tl.load(embeddings + at, mask=inside, other=0.0).to(tl.float32)).to(shared.dtype.element_ty)
+        if profile > 0:
+            tl.store(stream + at, value, mask=inside)
+            tl.store(shared + at, tl.zeros((BLOCK,), shared.dtype.element_ty), mask=inside)
+        else:
+            tl.store(shared + at, value, mask=inside)
+        _ready(value.to(tl.float32), row, at, place, inside, profile, before, before_changes, before_row, out, parts, parts_row, eps,
+               WIDTH, PARTS, PARTS_BLOCK)
+
+
+@triton.jit
+def _join_rows(
+    which, y, bias, gains, shifts, profile_row, after, after_changes, after_row, before, before_changes, before_row,
+    stream, shared, out, parts, parts_row, divisor, scale, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    profile = tl.load(which + row).to(tl.int64)
+    if profile > 0:
+        place = tl.arange(0, BLOCK)
+        inside = place < WIDTH
+        at = row.to(tl.int64) * WIDTH + place
+        z = tl.load(y + at, mask=inside, other=0.0).to(tl.float32) / divisor
+        z = _change(z, bias, gains, shifts, (profile - 1) * profile_row, place, inside)
+        if after is not None:
+            z = tl.where(inside, z, 0.0)
+            z *= tl.rsqrt(tl.sum(z * z, 0) / WIDTH + eps) * _weight(after, after_changes, after_row, profile, place, inside)
+        value = tl.load(stream + at, mask=inside, other=0.0).to(tl.float32) + scale * z
+        value = value.to(stream.dtype.element_ty)
+        tl.store(stream + at, value, mask=inside)
+        tl.store(shared + at, tl.zeros((BLOCK,), shared.dtype.element_ty), mask=inside)
+        _ready(value.to(tl.float32), row, at, place, inside, profile, before, before_changes, before_row, out, parts, parts_row, eps,
+               WIDTH, PARTS, PARTS_BLOCK)

@@ -1,0 +1,105 @@
+"""What single rows of a decode step have of their own: the launches against their reference, other rows untouched."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from triton_cpu import interpreted, run_interpreted
+
+from lora_bench.kernels import row_changes as ops
+from lora_bench.kernels.decode_linear import RowSquares
+from lora_bench.kernels.row_changes import NormRows, RowChanges, RowStream
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+PROFILES = 3
+
+
+def test_interpreted() -> None:
+    run_interpreted(__file__)
+
+
+@pytest.mark.parametrize(("rows", "width", "dtype"), [(5, 40, torch.float32), (2, 1030, torch.float16)])
+@interpreted
+def test_kernels(rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
+    _compare(rows, width, dtype, torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize(("rows", "width"), [(1, 16), (5, 40), (64, 4096), (33, 5376)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_on_gpu(rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
+    _compare(rows, width, dtype, torch.device("cuda"))
+
+
+def _compare(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    """What the ops write is poisoned before: what they touch there becomes a number."""
+    which = torch.randint(-PROFILES, PROFILES + 1, (rows,)).clamp_min(0).int()
+    which[0] = torch.randint(1, PROFILES + 1, ())
+    embedded = torch.randint(0, 2, (rows,)).int()
+    vectors = torch.randn(PROFILES, 5 * width)  # of which each op takes a part: what a row of it has is strided
+    pair = RowChanges(which, 1 + vectors[:, : 2 * width] / 4, vectors[:, 2 * width : 4 * width])
+    one = RowChanges(which, pair.gains[:, :width], pair.shifts[:, :width])
+    weight = 1 + torch.randn(width).to(dtype) / 8
+    norm = NormRows(weight, vectors[:, 4 * width :] / 8)
+    x, y, bias = torch.randn(rows, width).to(dtype), torch.randn(rows, 2 * width).to(dtype), torch.randn(2 * width).to(dtype)
+    stream, shared = (torch.randn(rows, width).to(dtype) for _ in range(2))
+    poisoned, parts = torch.full((rows, width), torch.nan, dtype=dtype), torch.full((5, rows + 2), torch.nan)
+    folded = RowStream(stream, shared, poisoned, RowSquares(parts, width, 0.0), 1e-5)
+    normed = RowStream(stream, shared, poisoned, None, 1e-5)
+    _same("change_rows{}_", (y, bias, pair), dtype, device)
+    _same("change_rows{}_", (y, None, pair), dtype, device)
+    _same("gate_rows{}", (y, bias, pair, "silu", poisoned), dtype, device)
+    _same("gate_rows{}", (y, None, pair, "gelu_tanh", poisoned), dtype, device)
+    for to, before in ((folded, norm), (normed, norm), (normed, None)):
+        _same("begin_rows{}_", (which, embedded, x, 1.5, before, to), dtype, device)
+        _same("join_rows{}_", (x, 1.0, None, one, norm, 0.7, before, to), dtype, device)
+        _same("join_rows{}_", (to.shared, 0.5, bias[:width], one, None, 0.7, before, to), dtype, device)
+
+
+def _same(op: str, given: tuple[object, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """What the op leaves in all that it was given is what its reference leaves."""
+    left: list[list[Tensor]] = []
+    for form, place in (("_reference", torch.device("cpu")), ("", device)):
+        copies: dict[int, Tensor] = {}
+        getattr(ops, op.format(form))(*(_copied(value, place, copies) for value in given))
+        left.append([tensor.cpu().double() for tensor in copies.values()])
+    for theirs, ours in zip(*left, strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan()), op
+        assert (ours - theirs).nan_to_num().norm() <= 4 * torch.finfo(dtype).eps * theirs.nan_to_num().norm(), op
+
+
+def _copied(value: object, place: torch.device, copies: dict[int, Tensor]) -> object:
+    """What is one tensor remains one."""
+    if isinstance(value, Tensor):
+        if id(value) not in copies:
+            copies[id(value)] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=place).copy_(value)
+        return copies[id(value)]
+    if isinstance(value, RowChanges | NormRows | RowStream | RowSquares):
+        return type(value)(*(_copied(getattr(value, name), place, copies) for name in value.__slots__))
+    return value
+
+
+def test_rows_without_a_profile_keep_their_bits(seed: int) -> None:
+    """And what a profile means, in plain words."""
+    which = torch.tensor([0, 2, 0], dtype=torch.int32)
+    gains, shifts, bias = torch.rand(2, 6) + 0.5, torch.randn(2, 6), torch.randn(6)
+    y = torch.randn(3, 6)
+    before = y.clone()
+    ops.change_rows_(y, bias, RowChanges(which, gains, shifts))
+    assert torch.equal(y[[0, 2]], before[[0, 2]])
+    torch.testing.assert_close(y[1], bias + gains[1] * (before[1] - bias) + shifts[1])
+    to = RowStream(*(torch.randn(3, 6) for _ in range(3)), RowSquares(torch.randn(2, 3), 6, 0.0), 1e-5)
+    old = replace(to, stream=to.stream.clone(), shared=to.shared.clone(), out=to.out.clone())
+    parts = to.squares.parts.clone()
+    norm = NormRows(torch.rand(6), torch.randn(2, 6))
+    ops.join_rows_(to.shared, 0.5, bias, RowChanges(which, gains, shifts), None, 0.5, norm, to)
+    for ours, theirs in ((to.stream, old.stream), (to.shared, old.shared), (to.out, old.out), (to.squares.parts.T, parts.T)):
+        assert torch.equal(ours[[0, 2]], theirs[[0, 2]])
+    stream = old.stream[1] + 0.5 * (bias + gains[1] * (old.shared[1] / 0.5 - bias) + shifts[1])
+    torch.testing.assert_close(to.stream[1], stream)
+    torch.testing.assert_close(to.out[1], stream * (norm.weight + norm.changes[1]))
+    torch.testing.assert_close(to.squares.parts[:, 1], torch.stack([stream.square().sum(), torch.zeros(())]))
+    assert not to.shared[1].any()
