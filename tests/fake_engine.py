@@ -47,6 +47,15 @@ def report(info: p.AdapterInfo, effect: bool, **fields) -> p.CheckReport:
     return p.CheckReport(**{**facts, **fields})
 
 
+def traced(device: str = "cpu", **fields) -> p.StepTraced:
+    names = ("_decode_linear_kernel", "_decode_attention_kernel", "_draw_kernel") if device == "cuda" else (
+        "aten::addmm", "aten::copy_", "aten::softmax")
+    ops = tuple(p.TracedOp(name, calls, us, 120.5 if device == "cuda" and calls == 30 else 0.0)
+                for name, calls, us in zip(names, (210, 30, 4), (30215.1, 8000.0, 12.5), strict=True))
+    facts = dict(step=step(12), device=device, ms=48.0, busy_ms=sum(op.us for op in ops) / 1e3, cost_ms=131.4, ops=ops)
+    return p.StepTraced(**{**facts, **fields})
+
+
 class FakeEngine:
     """A Backend whose events the test sends. With `answers` it also behaves: loads, streams one reply, sets mixes."""
 
@@ -138,6 +147,9 @@ class FakeEngine:
 
     def _do_ClearCache(self, _: p.ClearCache) -> None:
         self.emit(p.CacheCleared(3, "you asked for it"))
+
+    def _do_TraceStep(self, _: p.TraceStep) -> None:
+        self.emit(traced())
 
     def _do_CheckAdapter(self, command: p.CheckAdapter) -> None:
         self.emit(p.CheckProgress(command.name, "measures layer 0"),

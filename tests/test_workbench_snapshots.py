@@ -11,6 +11,7 @@ from textual.widgets import TextArea
 from lora_bench.engine import protocol as p
 from lora_bench.workbench.screens.details import DetailsScreen
 from lora_bench.workbench.screens.engine import EngineScreen
+from lora_bench.workbench.screens.trace import TraceScreen
 from lora_bench.workbench.widgets.invocation import InvocationField
 
 MADE_WITH = "8.2.8"
@@ -54,6 +55,13 @@ async def the_engine_screen(pilot: Pilot) -> None:
     await a_chat(pilot)
     await pilot.press("f4")
     await wait_until(pilot, lambda: isinstance(pilot.app.screen, EngineScreen))
+    await settled(pilot)
+
+
+async def a_trace(pilot: Pilot) -> None:
+    await the_engine_screen(pilot)
+    await pilot.press("t")
+    await wait_until(pilot, lambda: isinstance(pilot.app.screen, TraceScreen) and pilot.app.state.trace)
     await settled(pilot)
 
 
@@ -146,6 +154,10 @@ def test_dead_engine(snap_compare) -> None:
 
 def test_engine_screen(snap_compare) -> None:
     assert snap_compare(bench_app(REPLY), terminal_size=(120, 36), run_before=the_engine_screen)
+
+
+def test_trace_screen(snap_compare) -> None:
+    assert snap_compare(bench_app(REPLY), terminal_size=(80, 24), run_before=a_trace)
 
 
 @pytest.mark.parametrize("size", [(120, 36), (80, 24)], ids=lambda size: f"{size[0]}x{size[1]}")

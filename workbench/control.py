@@ -169,6 +169,18 @@ class Control:
         return f"{counted(kept, 'KV block')} kept for later prompts will be forgotten: the next ones are read anew" if kept else (
             "no KV block is kept for later prompts")
 
+    def trace(self) -> None:
+        """Have the engine trace the next step, where it can (see `why_no_trace`)."""
+        if not self.why_no_trace() and not self.state.tracing:
+            self.state.tracing, self.state.trace_failed = True, ""
+            self._backend.send(p.TraceStep())
+
+    def why_no_trace(self) -> str:
+        """Why no step can be traced now, "" where one can."""
+        if self.state.engine == "gone":
+            return "the engine is gone: Ctrl+E starts it again"
+        return "" if self.state.model else "no model is loaded: a trace is made of a step of one; Ctrl+O opens one"
+
     def prompt_prefix(self, name: str) -> str:
         """What the adapter's file says it expects before a prompt; it is offered, never applied unasked."""
         info = self.state.adapters.get(name)

@@ -78,6 +78,9 @@ _LINES = {
     p.GraphCapturing: lambda e: (f"capturing {_graph(e)}; its kernels are compiled", False),
     p.GraphCaptured: lambda e: ((f"{e.problem}; such steps run without a graph", True) if e.problem else
                                 (f"{_graph(e)} is there after {e.ms / 1000:.1f} s", False)),
+    p.StepTraced: lambda e: (f"step {e.step.step} was traced: {counted(len(e.ops), 'name')}, {e.ms:.1f} ms; replies stood still for "
+                             f"{e.cost_ms:.0f} ms more", False),
+    p.TraceFailed: lambda e: (f"no trace: {e.message}", True),
     p.RequestFailed: lambda e: (f"request {e.request_id} failed: {e.message}", True),
     p.CommandFailed: lambda e: (e.message, True),
     p.EngineFailed: lambda e: (e.message, True),

@@ -97,7 +97,14 @@ KEYS: dict[str, tuple[Key, ...]] = {
     "engine": (
         Key("f1", "app.help", "Help", "What the keys and the words of this screen mean", footer=True),
         Key("escape,f4", "back", "Back", "Back to the chat", footer=True),
+        Key("t", "trace", "Trace", "Record the next step with torch's profiler: its time by kernel, on a CPU by op", footer=True),
+        Key("T", "last_trace", "Last trace", "Show the trace that was made last"),
         Key("c", "clear_cache", "Clear cache", "Forget the KV blocks that no running reply holds", footer=True),
+    ),
+    "trace": (
+        Key("f1", "app.help", "Help", "What the keys and the words of this screen mean", footer=True),
+        Key("escape,f4", "back", "Back", "Back to the engine's panels", footer=True),
+        Key("t", "again", "Again", "Trace the next step too; replies stand still while it is read", footer=True),
     ),
     "details": (
         Key("f1", "app.help", "Help", "What the keys and the words of this screen mean", footer=True),
@@ -189,7 +196,8 @@ KEYS: dict[str, tuple[Key, ...]] = {
 AT_ONCE = ("adapters", "mix", "columns")
 """panes whose keys are carried out before the next key is looked at: it may be typed into a field that they open"""
 PANE_TITLES = {"app": "Anywhere", "bench": "Main screen", "prompt": "Prompt", "reply": "Chat", "adapters": "Adapters",
-               "invocation": "Invocation field", "engine": "Engine screen", "details": "Details of an adapter", "load": "Load screen",
+               "invocation": "Invocation field", "engine": "Engine screen", "trace": "Trace of a step",
+               "details": "Details of an adapter", "load": "Load screen",
                "compare": "Compare screen", "columns": "Columns of a comparison", "mix": "Mix of a column",
                "tokens": "Tokens of a comparison", "sweep": "Sweep of a scale"}
 

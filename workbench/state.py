@@ -83,6 +83,12 @@ class BenchState:
     """the latest chat of an earlier run, in a line; "" when there is none"""
     items: list[Item] = field(default_factory=list)
     steps: deque[p.StepFinished] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    trace: p.StepTraced | None = None
+    """the last step that was traced"""
+    tracing: bool = False
+    """whether the next one is to be"""
+    trace_failed: str = ""
+    """why the last trace that was asked for could not be made"""
     events: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     last_eviction: LoggedEvent | None = None
     prefixes: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=CACHE_KEPT))
@@ -196,7 +202,7 @@ class BenchState:
 
     # -- model and process ----------------------------------------------------------------------
     def _on_EngineStarted(self, event: p.EngineStarted) -> None:
-        self.started = event
+        self.started, self.tracing = event, False
         if self.engine in ("starting", "gone"):
             self.engine = "no model"
 
@@ -211,6 +217,7 @@ class BenchState:
         self.adapters.clear()
         self.failed.clear()
         self.steps.clear()
+        self.trace = None
         self.last_eviction = None
         self.prefixes.clear()
         self.losses.clear()
@@ -242,6 +249,7 @@ class BenchState:
         if event.fatal:
             self.reading = None
             self.reloading.clear()
+            self.tracing = False
         if self.engine == "gone":
             return  # it said why before its process ended
         if event.fatal:
@@ -361,3 +369,9 @@ class BenchState:
 
     def _on_StepFinished(self, event: p.StepFinished) -> None:
         self.steps.append(event)
+
+    def _on_StepTraced(self, event: p.StepTraced) -> None:
+        self.trace, self.tracing = event, False
+
+    def _on_TraceFailed(self, event: p.TraceFailed) -> None:
+        self.trace_failed, self.tracing = event.message, False

@@ -14,6 +14,7 @@ from ..panels.engine import EventsPanel, Panel, SlotsPanel, StepsPanel
 from ..panels.kv import KvMapPanel
 from ..widgets.key_line import KeyLine
 from .steady import SteadySize
+from .trace import TraceScreen
 
 
 class EngineScreen(SteadySize, Screen):
@@ -57,6 +58,13 @@ class EngineScreen(SteadySize, Screen):
 
     def action_clear_cache(self) -> None:
         self.app.notify(self._control.clear_cache(), markup=False)
+
+    def action_trace(self) -> None:
+        self._control.trace()
+        self.action_last_trace()
+
+    def action_last_trace(self) -> None:
+        self.app.push_screen(TraceScreen(self._control))
 
     def action_target(self, pane: str) -> DOMNode:
         return self if pane == "engine" else self.app

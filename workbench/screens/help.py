@@ -32,6 +32,7 @@ WORDS = (
     ("paused", "KV memory was full: the reply gave its blocks back, waited, and went on with the same tokens"),
     ("shrink, expand", "The two products that adapters add to a step: x A, then (x A) B"),
     ("31+1 tok", "In a step: tokens of prompts that are read, and tokens that replies continue from"),
+    ("trace", "One step as torch's profiler recorded it. share: of the whole step; beside: while another stream of the device was busy"),
     ("TTFT", "Time from Enter to the first token"),
 )
 
