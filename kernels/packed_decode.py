@@ -55,23 +55,23 @@ def _block_product(
             else:
                 s = small_number(scale[(part * PIECES + p) // 4], p % 4, KIND == 2)
             if BITS == 8:
-                sums += tl.dot(values[p], xs) * s[:, None]
+                sums = tl.fma(tl.dot(values[p], xs), s[:, None], sums)
             else:
                 off = tl.dot(negative, xs)
                 if MINIMA:
                     if KIND == 0:
-                        least += off * half(minimum[(part * PIECES + p) // 2], p % 2)[:, None]
+                        least = tl.fma(off, half(minimum[(part * PIECES + p) // 2], p % 2)[:, None], least)
                     else:
-                        least += off * small_number(minimum[(part * PIECES + p) // 4], p % 4, False)[:, None]
-                sums += tl.dot(values[p], xs, off) * s[:, None]
+                        least = tl.fma(off, small_number(minimum[(part * PIECES + p) // 4], p % 4, False)[:, None], least)
+                sums = tl.fma(tl.dot(values[p], xs, off), s[:, None], sums)
     if KIND == 0:
         acc += sums
         if MINIMA:
-            acc += least * (-1.0 / BASE)
+            acc = tl.fma(least, tl.full((BN, BT), -1.0 / BASE, tl.float32), acc)
     else:
-        acc += sums * half(top, 0)[:, None]
+        acc = tl.fma(sums, half(top, 0)[:, None], acc)
         if MINIMA:
-            acc += least * (half(top, 1) * (1.0 / BASE))[:, None]
+            acc = tl.fma(least, (half(top, 1) * (1.0 / BASE))[:, None], acc)
     return acc
 
 
