@@ -94,9 +94,19 @@ def embed(ids: Tensor, weight: Weight, lora: ActiveLora | None) -> Tensor:
 
 def norm(x: Tensor, layer_norm: Norm, deltas: Deltas) -> Tensor:
     """`layer_norm` of x [T, ..., d]. Semantics: x / rms(x) * (weight + sum over adapters of row weight * (trained weight - weight))."""
-    y = layer_norm.rms(x)
-    if deltas.vectors is None or deltas.acting is None or (trained := deltas.vectors.norms.get(layer_norm.name)) is None:
+    return changed_norm(layer_norm.rms(x), x, layer_norm, deltas)
+
+
+def changes_norm(layer_norm: Norm, deltas: Deltas) -> bool:
+    """Whether an adapter has trained its weight."""
+    return deltas.acting is not None and deltas.vectors is not None and layer_norm.name in deltas.vectors.norms
+
+
+def changed_norm(y: Tensor, x: Tensor, layer_norm: Norm, deltas: Deltas) -> Tensor:
+    """`norm` of x, out of what it is without adapters, y."""
+    if not changes_norm(layer_norm, deltas):
         return y
+    trained = deltas.vectors.norms[layer_norm.name]
     change = vector_weights(deltas.acting.weights, trained) @ trained.values.float()
     change = change.view(change.shape[0], *[1] * (x.dim() - 2), change.shape[1])
     return (y.float() + layer_norm.rms.normalised(x) * change).to(y.dtype)
@@ -108,7 +118,7 @@ def linear(x: Tensor, base: Linear, deltas: Deltas, lap: Lap) -> Tensor:
     A row whose mix holds DoRA: y = bias + g * (x W^T + (row_weights * (x A^T)) B), g the gains of that DoRA, what follows it in the
     mix added behind; a mix of several is taken in its order, as PEFT takes its active adapters.
     """
-    y, left = _begun(x, base, deltas, lap)
+    y, left = begun_linear(x, base, deltas, lap)
     if left is not None:
         lora_expand_tiles_(y, left)
         lap("expand")
@@ -117,11 +127,11 @@ def linear(x: Tensor, base: Linear, deltas: Deltas, lap: Lap) -> Tensor:
 
 def gated_linear(x: Tensor, base: Linear, deltas: Deltas, glu: Glu, lap: Lap) -> Tensor:
     """Semantics: act(g) * u, g and u the halves of `linear`."""
-    y, left = _begun(x, base, deltas, lap)
+    y, left = begun_linear(x, base, deltas, lap)
     return gate_tiles(y, glu, left)
 
 
-def _begun(x: Tensor, base: Linear, deltas: Deltas, lap: Lap) -> tuple[Tensor, Shrunk | None]:
+def begun_linear(x: Tensor, base: Linear, deltas: Deltas, lap: Lap) -> tuple[Tensor, Shrunk | None]:
     """`linear` but for what rank rows in pages add, where that comes last."""
     lap("other")
     acting = deltas.acting

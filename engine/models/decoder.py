@@ -7,12 +7,29 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention import Reach, Scores, cache_write_, paged_attention, reaches
+from ...kernels.head_tiles import Turn, head_tiles
 from ...kernels.norm import RmsNorm
 from ...kernels.prefill_attention import Pieces
+from ...kernels.residual_norm import residual_norm
 from ...kernels.rope import rope_
+from ...kernels.triton_compat import runs_triton
 from ...kernels.weights import Weight, laid_out
 from ..batch import StepInputs
-from .acting import NO_DELTAS, ActiveLora, Deltas, Lap, Linear, Norm, embed, gated_linear, linear, norm
+from .acting import (
+    NO_DELTAS,
+    ActiveLora,
+    Deltas,
+    Lap,
+    Linear,
+    Norm,
+    begun_linear,
+    changed_norm,
+    changes_norm,
+    embed,
+    gated_linear,
+    linear,
+    norm,
+)
 from .facts import ModelFacts, linear_layout, module_shapes
 from .layers import NO_ROPE, Layer, take_layer
 from .rope import RopeTables, Table
@@ -88,30 +105,44 @@ class Decoder:
             x = x * self.embedding_scale
         rope = self.rope.rows(inputs.rope_rows)
         seen = {window: reaches(inputs.spans, caches, self.facts.heads, window, self.scores) for window in self._windows}
-        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
-            deltas = lora.at_layer(index) if lora is not None else NO_DELTAS
-            normed = _normed(x, layer.before_attention, deltas)
-            mixed = self._attention(normed, layer, cache, rope, inputs.cells, seen[layer.window], deltas, lap)
-            x = self._add(x, mixed, layer.after_attention, deltas)
-            x = self._add(x, self._mlp(_normed(x, layer.before_mlp, deltas), layer, deltas, lap), layer.after_mlp, deltas)
-        deltas = lora.at_head() if lora is not None else NO_DELTAS
-        return self.capped_(linear(norm(x.index_select(0, inputs.sampled), self.norm, deltas), self.head, deltas, lap))
+        deltas = [lora.at_layer(index) if lora is not None else NO_DELTAS for index in range(len(self.layers))]
+        following = [*((layer.before_attention, each) for layer, each in zip(self.layers[1:], deltas[1:], strict=True)), (None, NO_DELTAS)]
+        normed = _normed(x, self.layers[0].before_attention, deltas[0])
+        for layer, cache, each, (after, its) in zip(self.layers, caches, deltas, following, strict=True):
+            mixed = self._attention(normed, layer, cache, rope, inputs.cells, seen[layer.window], each, lap)
+            x, normed = self._joined(x, mixed, layer.after_attention, layer.before_mlp, each, each)
+            x, normed = self._joined(x, self._mlp(normed, layer, each, lap), layer.after_mlp, after, each, its)
+        at_head = lora.at_head() if lora is not None else NO_DELTAS
+        return self.capped_(linear(norm(x.index_select(0, inputs.sampled), self.norm, at_head), self.head, at_head, lap))
 
     def _attention(
         self, x: Tensor, layer: Layer, cache: Tensor, rope: list[Table], cells: Tensor, seen: Sequence[Reach] | Pieces, deltas: Deltas,
         lap: Lap,
     ) -> Tensor:
-        facts = self.facts
-        qkv = linear(x, layer.qkv, deltas, lap).view(x.shape[0], -1, facts.head_dim)
-        if facts.qk_norm:
-            self.norm_heads_(qkv, layer, deltas)
-        if layer.rope != NO_ROPE:
-            rope_(qkv[:, : facts.heads + facts.kv_heads, : facts.rotary], *rope[layer.rope])
-        cache_write_(cache, cells, qkv[:, facts.heads :])
+        heads = self.facts.heads
+        if self._takes_heads(x, layer, deltas):
+            qkv, left = begun_linear(x, layer.qkv, deltas, lap)
+            turn = Turn(*rope[layer.rope], _weight(layer.q_norm), _weight(layer.k_norm), self.facts.rms_eps)
+            q = head_tiles(qkv.view(x.shape[0], -1, self.facts.head_dim), heads, turn, cache, cells, left)
+        else:
+            qkv = linear(x, layer.qkv, deltas, lap).view(x.shape[0], -1, self.facts.head_dim)
+            if self.facts.qk_norm:
+                self.norm_heads_(qkv, layer, deltas)
+            if layer.rope != NO_ROPE:
+                rope_(qkv[:, : heads + self.facts.kv_heads, : self.facts.rotary], *rope[layer.rope])
+            cache_write_(cache, cells, qkv[:, heads:])
+            q = qkv[:, :heads]
         lap("other")
-        mixed = paged_attention(qkv[:, : facts.heads], cache, seen, self.scores)
+        mixed = paged_attention(q, cache, seen, self.scores)
         lap("attention")
         return linear(mixed, layer.o, deltas, lap)
+
+    def _takes_heads(self, x: Tensor, layer: Layer, deltas: Deltas) -> bool:
+        """Whether `head_tiles` does what this layer and these adapters ask of heads."""
+        facts = self.facts
+        if layer.rope == NO_ROPE or facts.rotary != facts.head_dim or facts.qk_norm == "all" or not runs_triton(x):
+            return False
+        return layer.q_norm is None or not changes_norm(layer.q_norm, deltas) and not changes_norm(layer.k_norm, deltas)
 
     def norm_heads_(self, qkv: Tensor, layer: Layer, deltas: Deltas) -> None:
         """q_norm and k_norm in place, of every head by itself or of all together."""
@@ -123,10 +154,18 @@ class Decoder:
     def _mlp(self, x: Tensor, layer: Layer, deltas: Deltas, lap: Lap) -> Tensor:
         return linear(gated_linear(x, layer.gate_up, deltas, self.facts.activation, lap), layer.down, deltas, lap)
 
-    def _add(self, x: Tensor, y: Tensor, after: Norm | None, deltas: Deltas) -> Tensor:
-        """x + y, `y` normed and scaled before where the facts say so."""
+    def _joined(
+        self, x: Tensor, y: Tensor, after: Norm | None, before: Norm | None, deltas: Deltas, following: Deltas,
+    ) -> tuple[Tensor, Tensor]:
+        """x + y, and what the linear behind it reads: that under the norm `before`, where `following` acts. `after` norms y where the facts
+        say so. x may be changed."""
+        if after is None and before is not None and runs_triton(x):
+            normed = torch.empty_like(x)
+            residual_norm(y, None, x, self.facts.residual_scale, _weight(before), normed, self.facts.rms_eps)
+            return x, changed_norm(normed, x, before, following)
         y = _normed(y, after, deltas)
-        return x + y if self.facts.residual_scale == 1 else x + y * self.facts.residual_scale
+        x = x + y if self.facts.residual_scale == 1 else x + y * self.facts.residual_scale
+        return x, _normed(x, before, following)
 
     def capped_(self, logits: Tensor) -> Tensor:
         """The logits as the architecture scales and bounds them, in place."""
@@ -138,3 +177,7 @@ class Decoder:
 
 def _normed(x: Tensor, place: Norm | None, deltas: Deltas) -> Tensor:
     return x if place is None else norm(x, place, deltas)
+
+
+def _weight(place: Norm | None) -> Tensor | None:
+    return None if place is None else place.rms.weight
