@@ -235,6 +235,7 @@ def test_kernels_inside_a_graph_are_traced_by_name(make: Callable[..., Bench]) -
     bench.engine.trace()
     bench.submit(9, mix=ONE)
     bench.run(1)
+    bench.engine.snapshot()
     prompt = bench.of(StepTraced)[-1]
     assert prompt.step.prefill_tokens == 7 and not any("decode_attention" in op.name for op in prompt.ops)
     bench.run()
