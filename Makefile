@@ -1,5 +1,5 @@
 # `make run` opens lora-bench, `make test` runs the whole test suite; both make .venv first if it is not there or not current.
-.PHONY: run test check properties cases cases-terminal fuzz-files fuzz clean
+.PHONY: run test check properties soak cases cases-terminal fuzz-files fuzz clean
 .ONESHELL:
 SHELL := /bin/sh
 .SHELLFLAGS := -ec
@@ -23,6 +23,10 @@ EXAMPLES ?= 10000
 properties: $(VENV)/.test
 	EXAMPLES=$(EXAMPLES) $(PY) -m pytest -q tests/test_kv_model.py tests/test_scheduler_model.py tests/test_adapter_store_random.py \
 	  tests/test_kv_oracle.py $(ARGS)
+
+# A long life of an engine on the default base and the sample adapters: every token is compared with a fresh engine's, memory must not grow.
+soak: $(VENV)/.test
+	exec $(PY) tests/soak.py --seconds $(SECONDS) $(ARGS)
 
 # A bank of cases: CASES is its folder, with the judge in _tools; ARGS go to the judge (--only REGEX, --out FILE).
 cases: $(VENV)/.test

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracle import Fresh, Life
 from peft_files import edit
-from test_kv_oracle import Fresh, Life, Recorded, check_logits, folders
+from test_kv_oracle import Recorded, check_logits, folders, stems
 from torch import Tensor
 
 from lora_bench.engine import loaded
@@ -60,7 +61,7 @@ def test_every_draw_is_from_the_logits_of_an_engine_without_a_cache(
     blocks, slots = chance.choice((11, 14, 20)), chance.choice((2, 3))
     monkeypatch.setattr(loaded, "make_config", lambda *asked: replace(make_config(*asked), blocks=blocks, step_tokens=48))
     bench = Recorded(base, slots=slots)
-    life = Life(seed, bench, contents, tmp_path / "places")
+    life = Life(chance, bench, contents, tmp_path / "places", stems(chance))
     for _ in range(COMMANDS):
         if life.draw.random() < 0.2 and bench.draws:
             written = life.draw.choice(bench.draws).request.ids[-1:]

@@ -1,0 +1,48 @@
+"""A short life as `make soak` lets an engine live it, and that it finds what is wrong."""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from oracle import Prompts
+from soak import Soak
+
+pytestmark = pytest.mark.calm
+
+CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+PLACES = [("cpu", "fp32"), *(pytest.param("cuda", dtype, marks=CUDA) for dtype in ("fp32", "bf16", "fp16"))]
+COMMANDS = {"cpu": 40, "cuda": 150}
+
+
+def _soak(device: str, dtype: str, base: Path, adapter_folder: Callable[..., Path], place: Path, seed: int) -> Soak:
+    draw = random.Random(seed)
+    plain = (("one", ("q_proj", "down_proj"), 2), ("two", ("v_proj",), 5), ("three", ("o_proj",), 17), ("four", ("up_proj",), 1))
+    contents = {name: [adapter_folder(f"{name}-{number}", targets, r=rank) for number in range(2)] for name, targets, rank in plain}
+    contents["alora"] = [adapter_folder("alora", ("k_proj", "v_proj"), r=3, alora_invocation_tokens=[9, 10])]
+    stems = [[draw.randrange(5, 50) for _ in range(150)] for _ in range(2)]
+    return Soak(base, contents, Prompts(stems, (1, 16, 48, 140), ((), (9, 10))), place / "adapters", draw, dtype, device)
+
+
+@pytest.mark.parametrize("device, dtype", PLACES)
+def test_a_life_draws_what_a_fresh_engine_does(
+        device: str, dtype: str, base: Path, adapter_folder: Callable[..., Path], tmp_path: Path, seed: int) -> None:
+    soak = _soak(device, dtype, base, adapter_folder, tmp_path, seed)
+    for _ in range(2):
+        soak.round(COMMANDS[device])
+    counts = soak.seen.counts
+    print(counts, soak.seen.nearest)
+    assert counts["tokens"] > 200 and counts["replies"] > 5 and counts["SlotLoaded"] > 4 and counts["mix"]
+    assert (counts["steps under graphs"] > 100) == (device == "cuda") and soak.seen.equal > (0.999 if dtype == "fp32" else 0.8)
+
+
+def test_a_token_under_another_scale_is_found(base: Path, adapter_folder: Callable[..., Path], tmp_path: Path, seed: int) -> None:
+    soak = _soak("cpu", "fp32", base, adapter_folder, tmp_path, seed)
+    runner = soak.lived.engine.model.runner
+    lora = runner._lora
+    runner._lora = lambda works, every: lora(works, every) if len(works) != 3 else None
+    with pytest.raises(AssertionError, match="times what rounding may change"):
+        for _ in range(3):
+            soak.round(50)
