@@ -14,7 +14,7 @@ Pool = tuple[int, int]
 def captured(device: torch.device, pool: Pool, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """`step` as a graph whose memory is of `pool`; it is called once before, to compile its kernels.
 
-    What `step` or the capture raise is raised; then torch is as it was, so that other captures and other work can follow.
+    What `step` or the capture raise is raised; then torch is as it was, so that other work can follow, and captures into other pools.
     """
     beside = torch.cuda.Stream(device)
     beside.wait_stream(torch.cuda.current_stream(device))
@@ -28,7 +28,8 @@ def captured(device: torch.device, pool: Pool, step: Callable[[], None]) -> torc
         with torch.cuda.stream(beside), nothing_freed():
             _capture(graph, pool, beside, step)
     except Exception as error:
-        _forget(graph, pool, beside)
+        _FAILED.append(graph)
+        _mend(graph, pool, beside)
         raise error.__context__ or error from None  # what came first says why
     return graph
 
@@ -39,7 +40,11 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Pool | None, stream: torch.cuda.
         step()
 
 
-def _forget(graph: torch.cuda.CUDAGraph, pool: Pool, stream: torch.cuda.Stream) -> None:
+_FAILED: list[torch.cuda.CUDAGraph] = []
+"""torch's allocator of pinned memory asks them, for ever, whether a stream is theirs"""
+
+
+def _mend(graph: torch.cuda.CUDAGraph, pool: Pool, stream: torch.cuda.Stream) -> None:
     """End in torch what CUDA ended already: its allocator and its generator of random numbers act as in a capture until one succeeds."""
     graph.reset()
     with suppress(RuntimeError):  # it may have come so far

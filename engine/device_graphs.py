@@ -4,6 +4,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -23,6 +24,8 @@ class Kind:
     rows: int
     adapters: bool
     """act on some of them"""
+    own: Literal["", "rows", "gates"] = ""
+    """what adapters change of single rows besides rank rows: nothing; something; gate or up too"""
 
 
 class DecodeGraphs:
@@ -59,14 +62,15 @@ class DecodeGraphs:
             graph.replay()
 
     def _captured(self, kind: Kind, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        self._emit(GraphCapturing(kind.rows, kind.adapters))
+        self._emit(GraphCapturing(kind.rows, kind.adapters, bool(kind.own)))
         began = time.perf_counter()
         try:
             graph = captured(self._device, self._pool, step)
         except Exception as error:
+            self._pool = torch.cuda.graph_pool_handle()
             problem = self._problems[kind] = f"the decode step of {kind.rows} rows could not be captured: {sentence(error)}"
-            self._emit(GraphCaptured(kind.rows, kind.adapters, (time.perf_counter() - began) * 1e3, problem))
+            self._emit(GraphCaptured(kind.rows, kind.adapters, bool(kind.own), (time.perf_counter() - began) * 1e3, problem))
             raise NoGraph(problem) from error
-        self._emit(GraphCaptured(kind.rows, kind.adapters, (time.perf_counter() - began) * 1e3))
+        self._emit(GraphCaptured(kind.rows, kind.adapters, bool(kind.own), (time.perf_counter() - began) * 1e3))
         return graph
 

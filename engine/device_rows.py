@@ -18,6 +18,8 @@ from .request import Request
 
 _EMPTY = -1
 """position of a row without a request"""
+_WORDS = 2 * DRAW_WORDS + 6
+"""int32 of a row, but for its weights"""
 
 
 @dataclass(slots=True)
@@ -37,27 +39,28 @@ class _Row:
 class StepRows:
     """A step of up to `rows` requests that each compute one token, in RAM and on the device, always at the same addresses.
 
-    A request has the row of its place in the step. `weights` fp32 [rows, MAX_COLUMNS], of each adapter on each row, and `draws` int64
-    [rows, DRAW_WORDS] are written by others in RAM, and uploaded with the rest.
+    A request has the row of its place in the step. `weights` fp32 [rows, MAX_COLUMNS], of each adapter on each row, `draws` int64
+    [rows, DRAW_WORDS] and `own` int32 [3, rows] (RowProfiles.compose) are written by others in RAM, and uploaded with the rest.
     """
 
     def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
         """`blocks`: of the longest request."""
         pinned = device.type == "cuda"
         self._rows = rows
-        self._host = torch.zeros(rows * (2 * DRAW_WORDS + 3 + MAX_COLUMNS), dtype=torch.int32, pin_memory=pinned)
+        self._host = torch.zeros(rows * (_WORDS + MAX_COLUMNS), dtype=torch.int32, pin_memory=pinned)
         self._device = torch.zeros_like(self._host, device=device)
         self._host_tables = torch.zeros(rows, blocks, dtype=torch.int32, pin_memory=pinned)
         self._device_tables = torch.zeros_like(self._host_tables, device=device)
         self._tables = self._host_tables.numpy()
-        draws, places, weights = np.split(self._host.numpy(), (2 * DRAW_WORDS * rows, (2 * DRAW_WORDS + 3) * rows))
+        draws, places, weights = np.split(self._host.numpy(), (2 * DRAW_WORDS * rows, _WORDS * rows))
         self.draws: np.ndarray = draws.view(np.int64).reshape(rows, DRAW_WORDS)
-        self._ids, self._positions, self._rope_rows = places.reshape(3, rows)
+        self._ids, self._positions, self._rope_rows, *_ = places.reshape(6, rows)
+        self.own: np.ndarray = places.reshape(6, rows)[3:]
         self._positions[:] = _EMPTY
         self.weights: np.ndarray = weights.view(np.float32).reshape(rows, MAX_COLUMNS)
         of_draws, of_places, of_weights = self._device.split([part.size for part in (draws, places, weights)])
         self.device_draws = of_draws.view(torch.int64).view(rows, DRAW_WORDS)
-        self._device_places = of_places.view(3, rows)
+        self._device_places, self.device_own = of_places.view(6, rows).split(3)
         self.device_weights = of_weights.view(torch.float32).view(rows, MAX_COLUMNS)
         self._held = [_Row() for _ in range(rows)]
         self._used = 0
@@ -75,7 +78,7 @@ class StepRows:
 
     def upload(self, rows: int) -> None:
         """What the first `rows` rows have of their own in every step; may be captured."""
-        end = (2 * DRAW_WORDS + 3) * self._rows + rows * MAX_COLUMNS
+        end = _WORDS * self._rows + rows * MAX_COLUMNS
         self._device[:end].copy_(self._host[:end], non_blocking=True)
 
     def upload_tables(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..kernels.device_sampling import DeviceSampler
 from ..kernels.packed import PackedWeight
+from ..kernels.repacked import RepackedWeight
 from ..kernels.sampling import Draw
 from ..kernels.stamps import Stamps
 from ..kernels.triton_compat import HAS_TRITON
@@ -19,6 +20,7 @@ from .adapter_store import AdapterStore
 from .blocks import blocks_for
 from .device_graphs import DecodeGraphs, Kind, NoGraph
 from .device_rows import StepRows
+from .failures import sentence
 from .models.decode_forward import NO_RANKS, DecodeForward, DecodeStep
 from .models.decoder import Decoder
 from .page_lists import LIST_WORDS
@@ -26,6 +28,7 @@ from .page_table import PageTable
 from .protocol import GRAPH_OPS, Emit
 from .request import Request
 from .routing import Routing
+from .row_profiles import RowProfiles
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 """rows of a graph; those beyond a step's are empty"""
@@ -88,6 +91,8 @@ class DeviceStep:
         self._random = False
         """whether draws are not the same from step to step"""
         self._steps: dict[Kind, DecodeStep] = {}
+        self._profiles: RowProfiles | None = None
+        """made for the first adapter that needs it"""
 
     @property
     def graphs(self) -> int:
@@ -115,6 +120,8 @@ class DeviceStep:
             return self._obstacle
         if self._random:
             self._sampler.set([request.draw(self._decoder.device) for request in requests])
+        if self._kind.own:
+            self._profiles.embed([request.ids[-1] for request in requests])
         self._rows.upload_tables()
         self._without = self._run_without_adapters(self._kind)
         self._launched = len(requests)
@@ -149,7 +156,7 @@ class DeviceStep:
         cache is written over by the step itself."""
         if not kind.adapters or not self._stamps.live or not self._share.due((kind, *self._routing.columns)):
             return None
-        plain = replace(kind, adapters=False)
+        plain = replace(kind, adapters=False, own="")
         if plain not in self._graphs:
             plain = kind
             self._device_lists.zero_()  # no adapter acts then
@@ -168,18 +175,35 @@ class DeviceStep:
         acting = {use.name: use.digest for row in self._rows.uses for use in row}
         self._store.check_holds(acting)
         self._routing = self._store.routing(acting) if acting else None
+        own = ""
         if self._routing is not None:
-            if self._routing.obstacle:
-                return self._routing.obstacle
+            if why := self._routing.obstacle or self._compose_own(self._routing, requests):
+                return why
+            if not self._routing.plain:
+                own = "gates" if self._profiles.gates else "rows"
             if self._pages.compose(self._routing):
                 self._device_lists.copy_(self._lists, non_blocking=True)
             for row, (request, active) in enumerate(zip(requests, self._rows.uses, strict=True)):
                 self._pages.fill(row, active, len(request.ids) - 1)
-        self._kind = Kind(_bucket(len(requests)), self._routing is not None)
+        self._kind = Kind(_bucket(len(requests)), self._routing is not None, own)
         self._random = any(request.sampling.temperature > 0 or request.sampling.repetition_penalty != 1 for request in requests)
         if not self._random:
             self._sampler.set([Draw(vocab=request.vocabulary.head_rows) for request in requests])
         return ""
+
+    def _compose_own(self, routing: Routing, requests: Sequence[Request]) -> str:
+        """What they change of single rows besides rank rows. Returns "", or why no graph can have it."""
+        if routing.plain:
+            return ""
+        try:
+            self._profiles = self._profiles or RowProfiles(self._decoder, self._most)
+        except torch.OutOfMemoryError as error:
+            return sentence(error)
+        positions = [len(request.ids) - 1 for request in requests]
+        why = self._profiles.compose(routing, self._rows.uses, positions, self._rows.own)
+        if not why and self._profiles.gates and isinstance(self._decoder.layers[0].gate_up.weight, RepackedWeight):
+            return "of a packed gate no graph has DoRA or trained biases"
+        return why
 
     def _launch(self, kind: Kind) -> str:
         if kind not in self._steps:
@@ -195,7 +219,8 @@ class DeviceStep:
     def _inputs(self, kind: Kind) -> DecodeStep:
         weights = self._rows.device_weights[: kind.rows]
         ranks = self._pages.rank_rows(self._store.page_pools, self._device_lists, weights) if kind.adapters else NO_RANKS
-        return DecodeStep(self._rows.ids(kind.rows), self._rows.places(kind.rows), ranks)
+        own = self._profiles.rows(self._rows.device_own[:, : kind.rows], kind.own == "gates") if kind.own else None
+        return DecodeStep(self._rows.ids(kind.rows), self._rows.places(kind.rows), ranks, own)
 
     def _step(self, kind: Kind) -> None:
         """All that happens on the device."""

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -35,6 +35,15 @@ class DoraRows:
         columns = ([getattr(part, name) for part in stats.values()] for name in ("magnitude", "weight", "weight_delta", "delta"))
         self._stats = RowStats(*map(torch.cat, columns))
         self._gains: OrderedDict[float, Mapping[Place, Tensor]] = OrderedDict()
+
+    @property
+    def of_linears(self) -> bool:
+        """Whether it has more than that of the embedding."""
+        return any(place != EMBEDDING for place in self._sizes)
+
+    @property
+    def places(self) -> Collection[Place]:
+        return self._sizes.keys()
 
     @property
     def nbytes(self) -> int:

@@ -47,10 +47,17 @@ class Routing:
     lists: Mapping[str, KindLists]
     """the pages that act, by kind of fused linear"""
     page_lists: PageLists
+    contents: Mapping[str, SlotContent]
+    """by adapter name"""
     obstacle: str
     """why a step under a graph cannot read them, "" when it can"""
     copied_bytes: int
     """of its tensors that are no slot's own: what several adapters have at one place, copied end to end"""
+
+    @property
+    def plain(self) -> bool:
+        """Whether all that they bring is rank rows in pages."""
+        return all(content.is_plain for content in self.contents.values())
 
     @property
     def changes_head(self) -> bool:
@@ -105,7 +112,7 @@ class RoutingCache:
 
     def _compose(self, slots: Sequence[Slot]) -> Routing:
         contents = [slot.content for slot in slots if slot.content is not None]
-        names = [slot.adapter for slot in slots]
+        by_name = {slot.adapter: content for slot, content in zip(slots, contents, strict=True)}
         layouts = Layouts(self._device)
         places: list[dict[str, LoraLinear]] = [{} for _ in range(self._layers + 1)]
         for (layer, fused), sizes in self._slices.items():
@@ -122,15 +129,16 @@ class RoutingCache:
             vectors=vectors,
             embedding=tuple((column, content.embedding) for column, content in enumerate(contents) if content.embedding),
             head=tuple((column, content.head) for column, content in enumerate(contents) if content.head),
-            dora={slot.adapter: content.dora for slot, content in zip(slots, contents, strict=True) if content.dora},
+            dora={name: content.dora for name, content in by_name.items() if content.dora},
             base_vocab=self._vocab,
             column_maps=layouts,
             device=self._device,
             max_rank=max(content.rank for content in contents),
             lists=lists,
             page_lists=different,
-            obstacle=next((f"adapter {name} has {content.beyond_pages}" for name, content in zip(names, contents, strict=True)
-                           if content.beyond_pages), "") or list_obstacle(names, lists),
+            contents=by_name,
+            obstacle=next((f"adapter {name} has {beyond}" for name, content in by_name.items()
+                           if (beyond := content.beyond_graphs(self._vocab))), "") or list_obstacle(list(by_name), lists),
             copied_bytes=_copied_bytes(used, contents),
         )
 

@@ -68,10 +68,30 @@ class SlotContent:
         return replace(self, pages=pages, nbytes=self.nbytes + pages.nbytes)
 
     @property
-    def beyond_pages(self) -> str:
-        """What it has besides rank rows in pages, "" when that is all of it."""
-        found = {"DoRA": self.dora, "trained embedding rows": self.embedding, "trained head rows": self.head,
-                 "biases": self.biases or self.lora_biases, "trained norms": self.norms,
+    def changed_linears(self) -> frozenset[tuple[int, str]]:
+        """Where it has more than rank rows."""
+        return frozenset((*self.biases, *self.lora_biases, *(self.dora.places if self.dora else ())))
+
+    def low_rank(self, layers: int) -> frozenset[tuple[int, str]]:
+        """Where it has rank rows in pages, of a base with `layers`."""
+        ranks = self.pages.ranks if self.pages is not None else {}
+        return frozenset((layers if kind == "lm_head" else layer, kind)
+                         for kind, found in ranks.items() for layer in found.any(1).nonzero()[0].tolist())
+
+    @property
+    def has_vectors(self) -> bool:
+        """Gains or shifts of a linear, or norm weights."""
+        return bool(self.biases or self.lora_biases or self.norms or self.dora and self.dora.of_linears)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has nothing but rank rows in pages."""
+        return not (self.has_vectors or self.embedding or self.head or self.parts)
+
+    def beyond_graphs(self, vocab: int) -> str:
+        """What it has that no captured step of a base with `vocab` words reads, "" when that is nothing."""
+        found = {"added tokens": self.embedding is not None and self.embedding.size > vocab, "trained head rows": self.head,
+                 "trained norms of heads": any(name.endswith(("q_norm", "k_norm")) for _, name in self.norms),
                  "low-rank factors outside pages": self.parts}
         return " and ".join(what for what, part in found.items() if part)
 

@@ -28,7 +28,7 @@ class RowChanges:
     gains: Tensor
     """fp32 [profiles, d_out]"""
     shifts: Tensor
-    """fp32 [profiles, d_out]"""
+    """the same, with the same strides"""
 
 
 @dataclass(frozen=True, slots=True)

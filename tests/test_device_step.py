@@ -122,10 +122,13 @@ def test_why_a_step_was_not_one_of_these_is_said(
 ) -> None:
     engine = on_device.engine
     engine.load_adapter(str(adapter_folder("turned", ("q_proj",), 3, _dora(), use_dora=True)), "turned")
-    on_device.submit(1, TokenIds(random_ids(5)), (AdapterUse("turned"),), max_tokens=4)
-    on_device.run()
-    assert _paths(on_device) == ["eager: 1 prompt"] + ["eager: adapter turned has DoRA"] * 3
-    on_device.events.clear()
+    for mix, path in (((*ONE, AdapterUse("turned")), "graph"),
+                      ((AdapterUse("turned"), *ONE), "eager: one follows turned, which has DoRA, at qkv_proj in a mix")):
+        on_device.submit(1, TokenIds(random_ids(5)), mix, max_tokens=4)
+        on_device.run()
+        assert _paths(on_device) == ["eager: 1 prompt"] + [path] * 3
+        on_device.engine.clear_cache()
+        on_device.events.clear()
     for number in range(9):
         on_device.submit(number, TokenIds(random_ids(4, number)), ONE, max_tokens=6 if number else 4)
     on_device.run()

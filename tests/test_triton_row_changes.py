@@ -39,11 +39,12 @@ def _compare(rows: int, width: int, dtype: torch.dtype, device: torch.device) ->
     which = torch.randint(-PROFILES, PROFILES + 1, (rows,)).clamp_min(0).int()
     which[0] = torch.randint(1, PROFILES + 1, ())
     embedded = torch.randint(0, 2, (rows,)).int()
-    vectors = torch.randn(PROFILES, 5 * width)  # of which each op takes a part: what a row of it has is strided
-    pair = RowChanges(which, 1 + vectors[:, : 2 * width] / 4, vectors[:, 2 * width : 4 * width])
+    # each op takes a part of longer rows
+    gains, shifts = 1 + torch.randn(PROFILES, 3 * width) / 4, torch.randn(PROFILES, 3 * width)
+    pair = RowChanges(which, gains[:, : 2 * width], shifts[:, : 2 * width])
     one = RowChanges(which, pair.gains[:, :width], pair.shifts[:, :width])
     weight = 1 + torch.randn(width).to(dtype) / 8
-    norm = NormRows(weight, vectors[:, 4 * width :] / 8)
+    norm = NormRows(weight, shifts[:, 2 * width :])
     x, y, bias = torch.randn(rows, width).to(dtype), torch.randn(rows, 2 * width).to(dtype), torch.randn(2 * width).to(dtype)
     stream, shared = (torch.randn(rows, width).to(dtype) for _ in range(2))
     poisoned, parts = torch.full((rows, width), torch.nan, dtype=dtype), torch.full((5, rows + 2), torch.nan)

@@ -40,7 +40,8 @@ def _fired(event: p.InvocationFired) -> tuple[str, bool]:
 
 
 def _graph(event: p.GraphCapturing | p.GraphCaptured) -> str:
-    return f"the decode graph of {counted(event.rows, 'row')} {'with' if event.adapters else 'without'} adapters"
+    which = "with adapters that are more than low rank" if event.own else "with adapters" if event.adapters else "without adapters"
+    return f"the decode graph of {counted(event.rows, 'row')} {which}"
 
 
 _FILE = {"changed": "its file changed on disk", "deleted": "its file is gone", "back": "its file is again what was read"}

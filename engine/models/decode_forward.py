@@ -25,6 +25,7 @@ from .acting import NO_DELTAS, Linear, Norm
 from .decoder import Decoder
 from .facts import linear_layout
 from .layers import NO_ROPE, Layer
+from .own_rows import OwnRows, OwnRowsForward
 
 OPS = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down", "lm_head": "head"}
 """what the stamps call a linear"""
@@ -42,6 +43,8 @@ class DecodeStep:
     places: DecodeRows
     ranks: Sequence[Mapping[str, RankRows]]
     """what adapters add, by layer and name of the linear, that of the head behind the last layer; NO_RANKS without any"""
+    own: OwnRows | None = None
+    """what else they change on some rows"""
 
 
 class DecodeForward:
@@ -70,6 +73,7 @@ class DecodeForward:
         self._lanes = {(linear.name, index): self._linears.lane(place) for place, (linear, index) in enumerate(linears)}
         parts = max(_square_parts(linear.weight) for layer in decoder.layers for linear in (layer.o, layer.down))
         self._squares = RowSquares(torch.zeros(parts, most, device=decoder.device), facts.hidden, facts.rms_eps)
+        self._own_rows = OwnRowsForward(decoder, most, self._stream, self._x, self._squares if self._folded else None)
         self._attention = AttentionWork(most, self._heads[0], decoder.device)
 
     @torch.inference_mode()
@@ -81,15 +85,24 @@ class DecodeForward:
         count = step.ids.shape[0]
         qkv, mixed, inner, logits = (buffer[:count] for buffer in (self._qkv, self._mixed, self._inner, self.logits))
         x = self._embed(step, layers[0].before_attention)
+        own = step.own
+        if own is not None:
+            self._own_rows.begin(own, layers[0].before_attention)
         for index, (layer, cache, heads, after) in enumerate(zip(layers, self._caches, self._heads, self._nexts, strict=True)):
             self._linear(x, layer.qkv, qkv, step, index)
+            if own is not None:
+                self._own_rows.change(qkv, layer.qkv, own, index)
             if facts.qk_norm == "all":
                 self._decoder.norm_heads_(qkv.view(count, -1, facts.head_dim), layer, NO_DELTAS)
             decode_attention(qkv, cache, mixed, step.places, heads, self._attention, self._stamps.at("attention"))
             x = self._join(mixed, layer.o, step, index, layer.after_attention, layer.before_mlp)
             self._linear(x, layer.gate_up, inner, step, index, facts.activation)
+            if own is not None and own.gates:
+                self._own_rows.gate(x, layer.gate_up, own, index, facts.activation, _rank(step, layer.gate_up, index), inner)
             x = self._join(inner, layer.down, step, index, layer.after_mlp, after)
         self._linear(x, self._decoder.head, logits, step, len(layers))
+        if own is not None:
+            self._own_rows.change(logits, self._decoder.head, own, len(layers))
         return self._decoder.capped_(logits)
 
     def _embed(self, step: DecodeStep, before: Norm | None) -> Tensor:
@@ -117,7 +130,10 @@ class DecodeForward:
         residual = Residual(self._stream[: x.shape[0]], before.rms.weight, self._squares, scale) if self._folded else None
         decode_linear(x, linear.weight, linear.bias, out, residual=residual, rank=_rank(step, linear, layer),
                       work=self._lanes[linear.name, layer], stamp=self._stamps.at(OPS[linear.name]))
-        return out if self._folded else self._add(out, after, scale, before)
+        x = out if self._folded else self._add(out, after, scale, before)
+        if step.own is not None:
+            self._own_rows.join(out, linear, step.own, layer, after, before)
+        return x
 
     def _add(self, y: Tensor, after: Norm | None, scale: float, before: Norm | None) -> Tensor:
         stream, x = self._stream[: y.shape[0]], self._x[: y.shape[0]]

@@ -252,6 +252,8 @@ class GraphCapturing(Struct):
 
     rows: int
     adapters: bool
+    own: bool
+    """some adapters change more than low rank"""
 
 
 class GraphCaptured(Struct):
@@ -259,6 +261,7 @@ class GraphCaptured(Struct):
 
     rows: int
     adapters: bool
+    own: bool
     ms: float
     problem: str = ""
 

@@ -1,0 +1,111 @@
+"""A decode step's rows that adapters change by more than rank rows: their launches behind those of all rows."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ...kernels.decode_linear import DecodeWork, Glu, RowSquares, decode_linear
+from ...kernels.rank_pages import RankRows
+from ...kernels.row_changes import NormRows, RowChanges, RowStream, begin_rows_, change_rows_, gate_rows, join_rows_
+from ..dora_rows import Place
+from .acting import Linear, Norm
+from .decoder import Decoder
+
+
+class ProfileVectors:
+    """Gains, shifts and norm weights of `count` profiles at all places of a decoder, in memory that stays where it is."""
+
+    def __init__(self, decoder: Decoder, count: int) -> None:
+        linears = {(index, linear.name): linear for index, layer in enumerate(decoder.layers) for linear in layer.linears}
+        linears[decoder.facts.layers, "lm_head"] = decoder.head
+        norms = {(index, norm.name): norm for index, layer in enumerate(decoder.layers) for norm in layer.norms
+                 if norm not in (layer.q_norm, layer.k_norm)}
+        norms[decoder.facts.layers, decoder.norm.name] = decoder.norm
+        sizes = [linear.weight.shape[0] for linear in linears.values()]
+        widths = [norm.rms.weight.shape[0] for norm in norms.values()]
+        self.count = count
+        gains, shifts = (torch.zeros(count, sum(sizes), device=decoder.device).split(sizes, 1) for _ in range(2))
+        changes = torch.zeros(count, sum(widths), device=decoder.device).split(widths, 1)
+        self.linears: Mapping[Place, tuple[Tensor, Tensor]] = dict(zip(linears, zip(gains, shifts, strict=True), strict=True))
+        """(gains, shifts) fp32 [count, d_out] by (layer, fused linear)"""
+        self.norms: Mapping[Place, Tensor] = dict(zip(norms, changes, strict=True))
+        """fp32 [count, width] by (layer, norm)"""
+        self._weights = {norm: NormRows(norm.rms.weight, self.norms[place]) for place, norm in norms.items()}
+
+    def norm(self, place: Norm | None) -> NormRows | None:
+        return None if place is None else self._weights[place]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """Which rows of a step have what; all of it stays where it is from step to step."""
+
+    which: Tensor
+    """int32 [rows]: 0, or the number of the row's profile, counted from 1"""
+    gated: Tensor
+    """int32 [rows]: the same, for rows whose profile changes gate or up"""
+    embedded: Tensor
+    """int32 [rows]: whether the row begins with what `embeddings` has for it"""
+    embeddings: Tensor
+    """[rows, hidden]"""
+    vectors: ProfileVectors
+    gates: bool
+    """some row may be `gated`; else that matrix is read once"""
+
+    def at(self, layer: int, name: str) -> RowChanges:
+        return RowChanges(self.which, *self.vectors.linears[layer, name])
+
+
+class OwnRowsForward:
+    """The launches of the rows that have a profile, of steps of up to `most` rows.
+
+    Their residual stream lies apart. Where the others' is added to inside a linear, they leave zero there, so that what the linear adds
+    is its product.
+    """
+
+    def __init__(self, decoder: Decoder, most: int, shared: Tensor, x: Tensor, squares: RowSquares | None) -> None:
+        """`shared`, `x` [most, hidden]: of all rows, the residual stream and what the next linear reads; `squares` of the stream where
+        linears add to it themselves."""
+        self._decoder, self._most, self._squares = decoder, most, squares
+        self._shared, self._x, self._stream = shared, x, torch.zeros_like(shared)
+
+    def begin(self, own: OwnRows, before: Norm | None) -> None:
+        """Behind the beginning of all rows."""
+        if own.gates:
+            self._gate_work.begin()
+        begin_rows_(own.which, own.embedded, own.embeddings, self._decoder.embedding_scale, own.vectors.norm(before), self._to(own))
+
+    def change(self, y: Tensor, linear: Linear, own: OwnRows, layer: int) -> None:
+        """Behind `linear`, which made `y`."""
+        change_rows_(y, linear.bias, own.at(layer, linear.name))
+
+    def join(self, y: Tensor, linear: Linear, own: OwnRows, layer: int, after: Norm | None, before: Norm | None) -> None:
+        """Behind the addition of all rows' `linear` to the stream; `y` is what it made, where that is not the stream."""
+        scale, added = self._decoder.facts.residual_scale, self._squares is not None
+        source, divisor = (self._shared[: len(y)], scale) if added else (y, 1.0)
+        join_rows_(source, divisor, linear.bias, own.at(layer, linear.name), own.vectors.norm(after), scale, own.vectors.norm(before),
+                   self._to(own))
+
+    def gate(self, x: Tensor, linear: Linear, own: OwnRows, layer: int, glu: Glu, rank: RankRows | None, out: Tensor) -> None:
+        """Behind gate and up of all rows: those of the rows that have gains there are computed again, before the gate opens."""
+        y = self._gates[: len(x)]
+        decode_linear(x, linear.weight, linear.bias, y, norm=self._squares, rank=rank, work=self._gate_work.lane(layer))
+        changes = own.at(layer, linear.name)
+        gate_rows(y, linear.bias, RowChanges(own.gated, changes.gains, changes.shifts), glu, out)
+
+    def _to(self, own: OwnRows) -> RowStream:
+        rows = len(own.which)
+        return RowStream(self._stream[:rows], self._shared[:rows], self._x[:rows], self._squares, self._decoder.facts.rms_eps)
+
+    @cached_property
+    def _gates(self) -> Tensor:
+        return self._shared.new_zeros(self._most, 2 * self._decoder.facts.intermediate)
+
+    @cached_property
+    def _gate_work(self) -> DecodeWork:
+        facts = self._decoder.facts
+        return DecodeWork(self._most, [(facts.hidden, 2 * facts.intermediate, 2)] * facts.layers, self._decoder.dtype, self._decoder.device)

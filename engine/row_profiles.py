@@ -1,0 +1,139 @@
+"""What adapters change on single rows of a decode step besides rank rows: profiles, each the vectors of one mix at its scales."""
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .active import RowsActing, Span, rows_acting
+from .dora_rows import EMBEDDING, Place
+from .mix import ActiveUse, TokenMix
+from .models.acting_vocabulary import acting_embedding
+from .models.own_rows import OwnRows, ProfileVectors
+from .routing import Routing
+from .slots import SlotContent
+
+if TYPE_CHECKING:
+    from .models.decoder import Decoder
+
+MOST_PROFILES = 16
+"""different mixes of such adapters in one step"""
+GATE = "gate_up_proj"
+_Key = tuple[tuple[str, float], ...]
+"""(digest, scale) of each adapter of a mix that has vectors, in the order of the mix"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Profile:
+    number: int
+    """from 1"""
+    gated: bool
+    """changes gate or up"""
+
+
+class RowProfiles:
+    """Profiles of one base, and which rows of its steps have which."""
+
+    def __init__(self, decoder: Decoder, most: int) -> None:
+        """For steps of up to `most` rows."""
+        self._decoder = decoder
+        self._vectors = ProfileVectors(decoder, min(most, MOST_PROFILES))
+        self._embeddings = torch.zeros(most, decoder.facts.hidden, dtype=decoder.dtype, device=decoder.device)
+        self._held: OrderedDict[_Key, _Profile] = OrderedDict()
+        self._routing: Routing | None = None
+        self._acting: RowsActing | None = None
+        """of the rows, where adapters change the embedding"""
+        self._embedded = np.zeros(0, np.int32)
+        self.gates = False
+        """some row has a profile that changes gate or up"""
+
+    def compose(self, routing: Routing, uses: Sequence[tuple[ActiveUse, ...]], positions: Sequence[int], which: np.ndarray) -> str:
+        """Make those of the rows, on which `uses` act at `positions`, ready. Returns "", or why no captured step can have them.
+
+        `which` int32 [3, rows] is filled: the profile of each row, the same where it changes gate or up, whether the row has an
+        embedding of its own.
+        """
+        which[:] = 0
+        self._routing, self._acting = routing, None
+        if why := next((why for row in uses if (why := _obstacle(row, routing.contents, self._decoder.facts.layers))), ""):
+            return why
+        keys = [_key(row, routing.contents) for row in uses]
+        wanted = {key: row for key, row in zip(keys, uses, strict=True) if key}
+        if len(wanted) > self._vectors.count:
+            return f"{len(wanted)} mixes with DoRA, trained biases or norms act, at most {self._vectors.count} do in a graph"
+        for key, row in wanted.items():
+            self._hold(key, row, routing.contents, wanted)
+        for row, key in enumerate(keys):
+            if key:
+                profile = self._held[key]
+                which[:2, row] = profile.number, profile.number * profile.gated
+        self.gates = bool(which[1].any())
+        if routing.embedding:
+            embedding = {column for column, _ in routing.embedding}
+            which[2, : len(uses)] = [any(routing.columns[use.name] in embedding for use in row) for row in uses]
+            spans = [Span(TokenMix((), row), position, 1) for row, position in zip(uses, positions, strict=True)]
+            self._acting = rows_acting(routing, spans) if which[2].any() else None
+        return ""
+
+    def embed(self, ids: Sequence[int]) -> None:
+        """What the rows with an embedding of their own begin with, for the tokens `ids` of all rows of the step."""
+        if self._acting is not None:
+            tokens = torch.tensor(ids, device=self._decoder.device)
+            self._embeddings[: len(ids)] = acting_embedding(tokens, self._decoder.embedding, self._routing, self._acting)
+
+    def rows(self, which: Tensor, gates: bool) -> OwnRows:
+        """What a step reads of them; `which` [3, rows] is that of `compose`, on the device."""
+        return OwnRows(which[0], which[1], which[2], self._embeddings[: which.shape[1]], self._vectors, gates)
+
+    def _hold(self, key: _Key, uses: Sequence[ActiveUse], contents: Mapping[str, SlotContent], wanted: Mapping[_Key, object]) -> None:
+        if key not in self._held:
+            number = len(self._held) + 1
+            if number > self._vectors.count:
+                number = self._held.pop(next(other for other in self._held if other not in wanted)).number
+            parts = [(use.scale, contents[use.name]) for use in uses]
+            self._write(number - 1, parts)
+            gated = any(kind == GATE for _, content in parts for _, kind in content.changed_linears)
+            self._held[key] = _Profile(number, gated)
+        self._held.move_to_end(key)
+
+    def _write(self, index: int, parts: Sequence[tuple[float, SlotContent]]) -> None:
+        """Behind the steps that were launched, which may read what was there."""
+        linears, norms = self._vectors.linears, self._vectors.norms
+        for gains, shifts in linears.values():
+            gains[index], shifts[index] = 1.0, 0.0
+        for changes in norms.values():
+            changes[index] = 0.0
+        for scale, content in parts:
+            for place, found in (content.dora.gains(scale) if content.dora else {}).items():
+                if place in linears:
+                    linears[place][0][index] = found
+        for scale, content in parts:
+            for place, bias in content.lora_biases.items():  # of a DoRA or before it: its gains are theirs
+                gains, shifts = (vectors[index] for vectors in linears[place])
+                shifts += gains * (bias.float() * scale)
+            for place, bias in content.biases.items():
+                linears[place][1][index] += bias.float() * scale
+            for place, change in content.norms.items():
+                norms[place][index] += change.float() * scale
+
+
+def _key(uses: Sequence[ActiveUse], contents: Mapping[str, SlotContent]) -> _Key:
+    return tuple((use.digest, use.scale) for use in uses if contents[use.name].has_vectors)
+
+
+def _obstacle(uses: Sequence[ActiveUse], contents: Mapping[str, SlotContent], layers: int) -> str:
+    """Gains act on what precedes them in a mix: a captured step adds all rank rows of a place before it multiplies."""
+    gained: dict[Place, str] = {}
+    for use in uses:
+        content = contents[use.name]
+        gains = frozenset(content.dora.places if content.dora else ())
+        for place in content.low_rank(layers) | content.lora_biases.keys() | gains:
+            if place in gained and place != EMBEDDING:
+                return f"{use.name} follows {gained[place]}, which has DoRA, at {place[1]} in a mix"
+        gained |= dict.fromkeys(gains, use.name)
+    return ""
