@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 
@@ -98,8 +99,7 @@ def _linear(at: Setting, kind: str, shape: PageShape, type_name: str) -> Iterato
     first = _packed(at, kind, shape, type_name) if type_name else at.random(d_out, d_in, size=d_in ** -0.5)
     nbytes, name = first.nbytes, f"{kind}, {type_name}" if type_name else kind
     copies = at.copies(nbytes)
-    weights = [first] + [_packed(at, kind, shape, type_name) if type_name else torch.randn_like(first) * d_in ** -0.5
-                         for _ in range(copies - 1)]
+    weights = [first, *(deepcopy(first) for _ in range(copies - 1))]
     x, glu = at.random(at.rows, d_in), "silu" if kind == "gate_up_proj" else ""
     work = DecodeWork(at.rows, [(d_in, d_out, len(shape.ends))] * copies, at.dtype, at.device, weights if type_name else ())
     out = torch.full((at.rows, d_out // 2 if glu else d_out), float("nan"), dtype=at.dtype, device=at.device)
