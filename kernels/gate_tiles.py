@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .decode_linear import Glu
 from .decode_linear_triton import gated
+from .launch import launch
 from .lora_tiles import TILE_ROWS, Shrunk, lora_expand_tiles_
 from .triton_compat import runs_triton, tl, triton
 
@@ -28,19 +29,17 @@ def gate_tiles(y: Tensor, glu: Glu, shrunk: Shrunk | None = None) -> Tensor:
     ranked = shrunk is not None and shrunk.most > 0
     if ranked:
         shrunk.wait()
-        tiles, one, b, h = shrunk.tiles, shrunk.places, shrunk.b, shrunk.h
-        rank = b, one.counts, one.pages, tiles.touched, h, b.stride(0), h.stride(0), shrunk.most
-    else:
-        rank = y, y, y, y, y, 0, 0, 0
-    size = tiles.rows if ranked else TILE_ROWS
-    _gate_kernel[(triton.cdiv(width, COLUMNS), triton.cdiv(rows, size))](
-        y, out, *rank, rows, y.stride(0), width, GLU=glu, RANKED=ranked, BM=size, BN=COLUMNS, num_warps=8)
+    size = shrunk.tiles.rows if ranked else TILE_ROWS
+    launch(
+        _gate_kernel, (y.device, y.dtype, y.data_ptr() % 16, y.stride(0), width), (-(-width // COLUMNS), -(-rows // size), 1),
+        (y, out, *(shrunk.of_kernels if ranked else (y, y, y, y, y, 0, 0, 0, 0, 0)), rows, y.stride(0), width),
+        {"GLU": glu, "RANKED": ranked, "BM": size, "BN": COLUMNS}, num_warps=4)
     return out
 
 
-@triton.jit(do_not_specialize=["rows", "most"], do_not_specialize_on_alignment=["counts", "pages", "touched"])
+@triton.jit(do_not_specialize=["rows", "layer", "most"], do_not_specialize_on_alignment=["counts", "pages", "touched"])
 def _gate_kernel(
-    y, out, b, counts, pages, touched, h, b_page, h_row, most, rows, y_row, width,
+    y, out, b, counts, pages, touched, h, layer, b_page, b_layer, h_row, most, rows, y_row, width,
     GLU: tl.constexpr, RANKED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):
     """A program makes BM rows at BN columns."""
@@ -57,7 +56,7 @@ def _gate_kernel(
         acts = (tl.load(touched + m, mask=m < rows, other=0) != 0)[:, None]
         r = tl.arange(0, 16)
         low = h + m.to(tl.int64)[:, None] * h_row + r[None, :]
-        rank = b + r[:, None] + n[None, :] * 16
+        rank = b + layer * b_layer + r[:, None] + n[None, :] * 16
         for place in range(0, count):
             page = tl.load(pages + tile * most + place).to(tl.int64) * b_page
             gate = tl.dot(tl.load(low + place * 32, mask=acts, other=0.0),

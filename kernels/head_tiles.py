@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .attention import cache_write_
+from .launch import launch
 from .lora_tiles import TILE_ROWS, Shrunk, lora_expand_tiles_
 from .norm import rms_norm
 from .rank_programs import row_sums
@@ -37,15 +38,15 @@ def head_tiles(qkv: Tensor, heads: int, turn: Turn, cache: Tensor, cells: Tensor
     kv_heads, ranked = cache.shape[1], shrunk is not None and shrunk.most > 0
     if ranked:
         shrunk.wait()
-        tiles, one, b, h = shrunk.tiles, shrunk.places, shrunk.b, shrunk.h
-        rank = b, one.counts, one.pages, tiles.touched, h, b.stride(0), h.stride(0), shrunk.most
-    else:
-        rank = qkv, qkv, qkv, qkv, qkv, 0, 0, 0
-    rows = tiles.rows if ranked else TILE_ROWS
+    rows = shrunk.tiles.rows if ranked else TILE_ROWS
     half = max(16, triton.next_power_of_2(size // 2))
-    _head_kernel[(heads + 2 * kv_heads, triton.cdiv(tokens, rows))](
-        qkv, cache, cells, turn.cos, turn.sin, turn.q_norm, turn.k_norm, *rank, tokens, qkv.stride(0), cache.stride(1), turn.eps,
-        HEADS=heads, KV_HEADS=kv_heads, SIZE=size, HALF=half, LEVELS=half.bit_length() - 1, RANKED=ranked, BM=rows, num_warps=4)
+    launch(
+        _head_kernel, (qkv.device, qkv.dtype, qkv.data_ptr() % 16, qkv.stride(0), turn.q_norm is None or turn.q_norm.dtype),
+        (heads + 2 * kv_heads, -(-tokens // rows), 1),
+        (qkv, cache, cells, turn.cos, turn.sin, turn.q_norm, turn.k_norm,
+         *(shrunk.of_kernels if ranked else (qkv, qkv, qkv, qkv, qkv, 0, 0, 0, 0, 0)), tokens, qkv.stride(0), cache.stride(1), turn.eps),
+        {"HEADS": heads, "KV_HEADS": kv_heads, "SIZE": size, "HALF": half, "LEVELS": half.bit_length() - 1, "RANKED": ranked, "BM": rows},
+        num_warps=4)
     return qkv[:, :heads]
 
 
@@ -61,9 +62,10 @@ def _reference(qkv: Tensor, heads: int, turn: Turn, cache: Tensor, cells: Tensor
     return qkv[:, :heads]
 
 
-@triton.jit(do_not_specialize=["tokens", "most"], do_not_specialize_on_alignment=["counts", "pages", "touched", "cells"])
+@triton.jit(do_not_specialize=["tokens", "layer", "most"], do_not_specialize_on_alignment=["counts", "pages", "touched", "cells"])
 def _head_kernel(
-    qkv, cache, cells, cos, sin, q_norm, k_norm, b, counts, pages, touched, h, b_page, h_row, most, tokens, row, cache_head, eps,
+    qkv, cache, cells, cos, sin, q_norm, k_norm, b, counts, pages, touched, h, layer, b_page, b_layer, h_row, most,
+    tokens, row, cache_head, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, LEVELS: tl.constexpr,
     RANKED: tl.constexpr, BM: tl.constexpr,
 ):
@@ -84,7 +86,7 @@ def _head_kernel(
         acts = (tl.load(touched + m, mask=here, other=0) != 0)[:, None]
         r = tl.arange(0, 16)
         hs = h + m.to(tl.int64)[:, None] * h_row + (s * 16 + r)[None, :]
-        bs = b + (head * SIZE + d)[None, :] * 16 + r[:, None]
+        bs = b + layer * b_layer + (head * SIZE + d)[None, :] * 16 + r[:, None]
         for place in range(0, count):
             page = tl.load(pages + tile * most + place).to(tl.int64) * b_page
             hk = tl.load(hs + place * 48, mask=acts, other=0.0)

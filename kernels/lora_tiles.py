@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .launch import launch
 from .lora_tiles_triton import expand_kernel, shrink_kernel
 from .rank_pages import PAGE_ROWS, RankPool
 from .triton_compat import runs_triton
@@ -90,9 +92,10 @@ class Shrunk:
         return self.places.pages.shape[1]
 
     @property
-    def b(self) -> Tensor:
-        """[pages, d_out, 16]"""
-        return self.pool.b[:, self.layer]
+    def of_kernels(self) -> tuple[Any, ...]:
+        """What kernels that make H B^T ask for: B, counts, pages, touched, H; layer, strides of B and H, most pages of a tile."""
+        tiles, one, b, h = self.tiles, self.places, self.pool.b, self.h
+        return b, one.counts, one.pages, tiles.touched, h, self.layer, b.stride(0), b.stride(1), h.stride(0), one.pages.shape[1]
 
     def wait(self) -> None:
         """What is launched behind this finds H."""
@@ -161,20 +164,19 @@ def lora_shrink_tiles(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, nu
     parts = cuts * groups * splits if splits > 1 else 0
     partials = torch.empty(parts * tiles.rows * UNITS * PAGE_ROWS, dtype=torch.float32, device=x.device)
 
-    def launch() -> None:
-        shrink_kernel[(cuts * groups * splits,)](
-            x, pool.a[:, layer], one.counts, one.pages, one.columns, tiles.weights, h, partials, tiles.arrivals,
-            x.shape[0], x.stride(0), pool.a.stride(0), tiles.weights.stride(0), h.stride(0), d_in, depth,
-            one.pages.shape[1], groups, splits, pool.slices, BM=tiles.rows, UNITS=UNITS, BK=step, STAGES=3, num_warps=4)
-
-    if side is None or x.shape[0] < SIDE_ROWS:
-        launch()
+    beside = side is not None and x.shape[0] >= SIDE_ROWS
+    if beside:
+        side.forked.record()
+        side.stream.wait_event(side.forked)
+    launch(
+        shrink_kernel, (x.device, x.dtype, x.data_ptr() % 16, x.stride(0), d_in), (cuts * groups * splits, 1, 1),
+        (x, pool.a, one.counts, one.pages, one.columns, tiles.weights, h, partials, tiles.arrivals, x.shape[0], layer, x.stride(0),
+         pool.a.stride(0), pool.a.stride(1), tiles.weights.stride(0), h.stride(0), d_in, depth, one.pages.shape[1], groups, splits,
+         pool.slices),
+        {"BM": tiles.rows, "UNITS": UNITS, "BK": step, "STAGES": 3}, side.stream if beside else None, num_warps=4)
+    if not beside:
         return Shrunk(h, pool, layer, tiles, number)
-    side.forked.record()
-    side.stream.wait_event(side.forked)
-    with torch.cuda.stream(side.stream):
-        launch()
-        side.joined.record()
+    side.joined.record(side.stream)
     return Shrunk(h, pool, layer, tiles, number, partials, side.joined)
 
 
@@ -190,14 +192,15 @@ def lora_expand_tiles_(y: Tensor, shrunk: Shrunk) -> None:
         return
     if not shrunk.most:
         return
-    tiles, one, h, b, pool = shrunk.tiles, shrunk.places, shrunk.h, shrunk.b, shrunk.pool
+    tiles, one, h, pool = shrunk.tiles, shrunk.places, shrunk.h, shrunk.pool
     starts, ends = (0, *pool.ends), pool.ends
     until = [sum(-(-(end - start) // COLUMNS) for start, end in zip(starts[: count], ends[: count], strict=False))
              for count in range(1, len(ends) + 1)]
-    expand_kernel[(until[-1], len(one.counts))](
-        y, b, one.counts, one.pages, tiles.touched, h, y.shape[0], y.stride(0), b.stride(0), h.stride(0),
-        shrunk.most, pool.slices, ends[0], ends[min(1, len(ends) - 1)], ends[-1], until[0], until[min(1, len(until) - 1)],
-        BM=tiles.rows, BN=COLUMNS, num_warps=4)
+    launch(
+        expand_kernel, (y.device, y.dtype, y.data_ptr() % 16, y.stride(0), ends), (until[-1], len(one.counts), 1),
+        (y, pool.b, one.counts, one.pages, tiles.touched, h, y.shape[0], shrunk.layer, y.stride(0), pool.b.stride(0), pool.b.stride(1),
+         h.stride(0), shrunk.most, pool.slices, ends[0], ends[min(1, len(ends) - 1)], ends[-1], until[0], until[min(1, len(until) - 1)]),
+        {"BM": tiles.rows, "BN": COLUMNS}, num_warps=4)
 
 
 def _shrink_reference(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, one: TileList) -> Tensor:
@@ -208,6 +211,6 @@ def _shrink_reference(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, on
 def _expand_reference(y: Tensor, shrunk: Shrunk) -> None:
     by_slice, start = shrunk.h.float().unflatten(2, (shrunk.pool.slices, PAGE_ROWS)), 0
     for index, end in enumerate(shrunk.pool.ends):
-        b = torch.cat([shrunk.b[page, start:end].float() for page, _ in shrunk.places.whole], 1)
+        b = torch.cat([shrunk.pool.b[page, shrunk.layer, start:end].float() for page, _ in shrunk.places.whole], 1)
         y[:, start:end] = y[:, start:end].float() + by_slice[:, :, index].flatten(1) @ b.T
         start = end

@@ -6,10 +6,10 @@ A unit is one page in one slice: 16 columns of H. Those of a tile of rows lie pa
 from .triton_compat import tl, triton
 
 
-@triton.jit(do_not_specialize=["rows", "most", "groups", "splits", "slices", "weights_row"],
+@triton.jit(do_not_specialize=["rows", "layer", "most", "groups", "splits", "slices", "weights_row"],
             do_not_specialize_on_alignment=["counts", "pages", "columns", "row_weights", "arrivals"])
 def shrink_kernel(
-    x, a, counts, pages, columns, row_weights, h, partials, arrivals, rows, x_row, a_page, weights_row, h_row, d_in, depth,
+    x, a, counts, pages, columns, row_weights, h, partials, arrivals, rows, layer, x_row, a_page, a_layer, weights_row, h_row, d_in, depth,
     most, groups, splits, slices, BM: tl.constexpr, UNITS: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):
     """h [rows, units * 16] = weights * (x A^T): a program does UNITS units of a tile of BM rows over `depth` inputs.
@@ -27,7 +27,7 @@ def shrink_kernel(
         acts = unit < count * slices
         place = unit // slices
         page = tl.load(pages + tile * most + place, mask=acts, other=0).to(tl.int64)
-        first = page * a_page + ((unit % slices) * 16 + c % 16) * d_in
+        first = page * a_page + layer * a_layer + ((unit % slices) * 16 + c % 16) * d_in
         m = tile * BM + tl.arange(0, BM)
         here = (m < rows)[:, None]
         d = split * depth + tl.arange(0, BK)
@@ -60,10 +60,10 @@ def shrink_kernel(
                      mask=here & acts[None, :])
 
 
-@triton.jit(do_not_specialize=["rows", "most", "slices", "tiles0", "tiles1"],
+@triton.jit(do_not_specialize=["rows", "layer", "most", "slices", "tiles0", "tiles1"],
             do_not_specialize_on_alignment=["counts", "pages", "touched"])
 def expand_kernel(
-    y, b, counts, pages, touched, h, rows, y_row, b_page, h_row, most, slices, end0, end1, end2, tiles0, tiles1,
+    y, b, counts, pages, touched, h, rows, layer, y_row, b_page, b_layer, h_row, most, slices, end0, end1, end2, tiles0, tiles1,
     BM: tl.constexpr, BN: tl.constexpr,
 ):
     """y [rows, d_out] += H B^T, in place, on the rows that are `touched`; a program does BM rows at BN outputs of one slice."""
@@ -84,8 +84,8 @@ def expand_kernel(
         r = tl.arange(0, 16)
         sums = tl.zeros((BM, BN), tl.float32)
         for place in range(0, count):
-            page = tl.load(pages + tile * most + place).to(tl.int64)
-            up = tl.load(b + page * b_page + r[:, None] + n[None, :] * 16, mask=inside[None, :], other=0.0)
+            page = tl.load(pages + tile * most + place).to(tl.int64) * b_page + layer * b_layer
+            up = tl.load(b + page + r[:, None] + n[None, :] * 16, mask=inside[None, :], other=0.0)
             low = tl.load(h + m.to(tl.int64)[:, None] * h_row + (place * slices + s) * 16 + r[None, :], mask=acts[:, None], other=0.0)
             sums = tl.dot(low, up, sums, input_precision="ieee")
         tl.store(at, (before.to(tl.float32) + sums).to(y.dtype.element_ty), mask=both)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .decode_attention import head_width, kernels_take, power_of_two
+from .launch import launch
 from .prefill_attention_triton import prefill_attention_kernel
 from .spans import Scores, Span
 from .triton_compat import runs_triton
@@ -144,10 +145,12 @@ def prefill_attention(q: Tensor, cache: Tensor, pieces: Pieces, scores: Scores) 
     shape = pieces.shape
     out = q.new_empty(tokens, heads * size)
     scale = size**-0.5 if scores.scale is None else scores.scale
-    prefill_attention_kernel[(kv_heads, len(pieces.pieces))](
-        q, cache, out, pieces.pieces, pieces.tables, pieces.parts, pieces.sums, pieces.arrived, blocks, pieces.tables.shape[1],
-        q.stride(0), pieces.window, scale, scores.softcap, HEADS=heads, KV_HEADS=kv_heads, SIZE=size, WIDTH=head_width(size), BLOCK=block,
-        SOFTCAP=scores.softcap != 0, WINDOWED=pieces.window != 0, QUERIES=shape.queries, TILE=shape.tile, STAGES=shape.stages,
+    launch(
+        prefill_attention_kernel, (q.device, q.dtype, q.data_ptr() % 16, q.stride(0)), (kv_heads, len(pieces.pieces), 1),
+        (q, cache, out, pieces.pieces, pieces.tables, pieces.parts, pieces.sums, pieces.arrived, blocks, pieces.tables.shape[1],
+         q.stride(0), pieces.window, scale, scores.softcap),
+        {"HEADS": heads, "KV_HEADS": kv_heads, "SIZE": size, "WIDTH": head_width(size), "BLOCK": block, "SOFTCAP": scores.softcap != 0,
+         "WINDOWED": pieces.window != 0, "QUERIES": shape.queries, "TILE": shape.tile, "STAGES": shape.stages},
         num_warps=shape.warps, maxnreg=shape.registers)
     return out
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .launch import launch
 from .triton_compat import runs_triton, tl, triton
 
 
@@ -17,7 +18,10 @@ def residual_norm(
     if runs_triton(y):
         rows, width = y.shape
         block = triton.next_power_of_2(width)
-        _residual_norm[(rows,)](y, post_weight, stream, scale, next_weight, out, eps, width, block, num_warps=min(16, max(1, block // 512)))
+        weights = post_weight is None or post_weight.dtype, next_weight is None or next_weight.dtype
+        places = tuple(None if one is None else one.data_ptr() % 16 for one in (y, post_weight, stream, next_weight, out))
+        launch(_residual_norm, (y.device, y.dtype, weights, places), (rows, 1, 1), (y, post_weight, stream, scale, next_weight, out, eps),
+               {"WIDTH": width, "BLOCK": block}, num_warps=min(16, max(1, block // 512)))
     else:
         residual_norm_reference(y, post_weight, stream, scale, next_weight, out, eps)
 
