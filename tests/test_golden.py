@@ -48,20 +48,20 @@ LLAMA_CPP = {"llamacpp-f32.json": ATOL, "llamacpp-q4_1.json": 0.75}
 """how far its log-probabilities are from ours; in the second it computes with activations of 8 bits"""
 
 
-def _read(name: str) -> dict[str, Any]:
+def read_golden(name: str) -> dict[str, Any]:
     return json.loads((DATA / name).read_text())
 
 
-PROMPTS = _read("prompts.json")
+PROMPTS = read_golden("prompts.json")
 
 
 class Bench:
     """An engine with the sample adapters, and everything that it said."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, **load: Any) -> None:
         self.events: list[Event] = []
         self.engine = Engine(self.events.append)
-        self.engine.load_model(LoadModel(str(base), device="cpu", context=512))
+        self.engine.load_model(LoadModel(str(base), **{"device": "cpu", "dtype": "fp32", "context": 512} | load))
         for name, path in sample_adapters():
             self.engine.load_adapter(str(path), name)
 
@@ -105,7 +105,7 @@ def replies(bench: Bench) -> dict[tuple[str, str], list[int]]:
 def test_greedy_replies_of_every_mix_equal_pefts(replies: dict[tuple[str, str], list[int]]) -> None:
     wrong = []
     for (case, prompt), reply in replies.items():
-        expected = _read(f"peft-{case}.json")["results"][prompt]
+        expected = read_golden(f"peft-{case}.json")["results"][prompt]
         if not _same_until_near_tie(reply, expected["tokens"], expected["gaps"]):
             wrong.append((case, prompt, reply, expected["tokens"]))
     assert not wrong
@@ -113,10 +113,10 @@ def test_greedy_replies_of_every_mix_equal_pefts(replies: dict[tuple[str, str], 
 
 def test_greedy_replies_equal_llama_cpps(replies: dict[tuple[str, str], list[int]]) -> None:
     """Of its run in fp32 all. Where it also quantises activations only what is far from a tie can be asked for: some replies part early."""
-    exact, quantised = _read("llamacpp-f32.json"), _read("llamacpp-q4_1.json")
+    exact, quantised = read_golden("llamacpp-f32.json"), read_golden("llamacpp-q4_1.json")
     same = {}
     for case, prompt in [(case, prompt) for case in exact for prompt in PROMPTS]:
-        reply, gaps = replies[case, prompt], _read(f"peft-{case}.json")["results"][prompt]["gaps"]
+        reply, gaps = replies[case, prompt], read_golden(f"peft-{case}.json")["results"][prompt]["gaps"]
         assert _same_until_near_tie(reply, exact[case]["results"][prompt]["tokens"], gaps), (case, prompt)
         same[case, prompt] = reply == quantised[case]["results"][prompt]["tokens"]
     assert len(same) == 48 and sum(same.values()) >= 24
@@ -126,7 +126,7 @@ def test_greedy_replies_equal_llama_cpps(replies: dict[tuple[str, str], list[int
 def test_first_log_probabilities_are_llama_cpps(bench: Bench, prompt: str) -> None:
     known: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
     for name, apart in LLAMA_CPP.items():
-        for case, expected in _read(name).items():
+        for case, expected in read_golden(name).items():
             assert {(NAMES[key[0]], scale) for key, scale in expected["adapters"]} == {(use.name, use.scale) for use in MIXES[case]}
             result = expected["results"][prompt]
             ids, values = zip(*result["first_top"], strict=True)
@@ -139,7 +139,7 @@ def test_first_log_probabilities_are_llama_cpps(bench: Bench, prompt: str) -> No
 
 @pytest.mark.parametrize("case", MIXES)
 def test_top_logits_of_every_prompt(bench: Bench, case: str) -> None:
-    for prompt, expected in _read(f"peft-{case}.json")["results"].items():
+    for prompt, expected in read_golden(f"peft-{case}.json")["results"].items():
         logits = bench.engine.logits(PROMPTS[prompt]["ids"], MIXES[case])
         got = logits[expected["top_ids"]]
         torch.testing.assert_close(got, torch.tensor(expected["top_logits"]), atol=ATOL, rtol=0, msg=lambda m, p=prompt: f"{p}: {m}")
@@ -172,7 +172,7 @@ def test_chats_are_tokenised_as_the_references_do(bench: Bench) -> None:
 
 
 def test_alora_acts_from_its_last_invocation_on(bench: Bench) -> None:
-    cases = _read("alora.json")
+    cases = read_golden("alora.json")
     mix = (AdapterUse("certainty"),)
     for name, case in cases.items():
         got = bench.engine.logits(case["ids"], mix)[case["peft_top_ids"]]
@@ -186,7 +186,8 @@ def test_alora_acts_from_its_last_invocation_on(bench: Bench) -> None:
 def test_the_opening_of_a_chat_invokes_an_alora(bench: Bench) -> None:
     messages = (Message("user", "What is the capital of Norway?"), Message("assistant", "The capital of Norway is Oslo."))
     opening = "<|im_start|>certainty\n"
-    assert bench.generate([(Chat(messages, opening), (AdapterUse("certainty"),))], 8) == [_read("alora.json")["once-high"]["peft_tokens"]]
+    expected = read_golden("alora.json")["once-high"]["peft_tokens"]
+    assert bench.generate([(Chat(messages, opening), (AdapterUse("certainty"),))], 8) == [expected]
 
 
 def test_mixes_in_one_batch_equal_each_alone(bench: Bench) -> None:
