@@ -4,194 +4,196 @@ y^T = W x^T. The codes are the left operand of the tensor cores, as exact intege
 its own, which its scale multiplies in fp32, so that no number of the matrix is rounded. The base of the codes and the zero of their type
 are taken off by a product of x with a constant; that product is a sum of x over the piece too, which the minima multiply. Programs that
 share the inputs of a tile put their sums down; the last to arrive adds them in their order, and what the first programs of the grid have
-made beside them (rank_programs.py).
+made of rank rows beside them (rank_programs.py).
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from .decode_linear_triton import gated
-from .rank_programs import first_programs, outputs_of_rank
+from .rank_programs import first_programs, outputs_of_rank, rank_ready, row_sums
 from .triton_compat import tl, triton
 from .unpack_codes import codes, field_addresses, half, scale_words, signed_bytes, small_number
 
 
 @triton.jit
-def _inputs(x, k, t, rows, x_row, K: tl.constexpr):
-    """x^T [k, t]"""
-    inside = (t < rows)[None, :]
-    if K % 256:
-        inside = inside & (k < K)[:, None]
-    return tl.load(x + t[None, :] * x_row + k[:, None], mask=inside, other=0.0)
+def _inputs(x, k, t, rows, x_row, K: tl.constexpr, PADS: tl.constexpr):
+    """x^T [.., k, t] for the inputs k [lanes, GROUP]"""
+    inside = (t < rows)[None, None, :]
+    if PADS:
+        inside = inside & (k < K)[:, :, None]
+    return tl.load(x + t[None, None, :] * x_row + k[:, :, None], mask=inside, other=0.0)
 
 
 @triton.jit
 def _block_product(
     acc, x, addresses, block, own, t, rows, x_row, K: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
-    MINIMA: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, ASSEMBLY: tl.constexpr,
+    MINIMA: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, LANES: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
-    """Semantics: acc[n, t] + sum over super-block `block` of W[own[n], k] x[t, k]. KIND: 0 scales "half", 1 "six", 2 "eight"."""
+    """Semantics: acc[l, n, t] + sum over super-block block[l] of W[own[n], k] x[t, k]. KIND: 0 scales "half", 1 "six", 2 "eight"."""
     TYPE: tl.constexpr = x.dtype.element_ty
     BASE: tl.constexpr = 128 if TYPE == tl.bfloat16 else 1024
     WORDS: tl.constexpr = 64 if BITS == 8 else 32
     GROUP: tl.constexpr = 16 if KIND == 2 else 32
     PIECES: tl.constexpr = 4 if BITS == 8 else 8
+    SUPERS: tl.constexpr = (K + 255) // 256
+    PADS: tl.constexpr = K % (256 * LANES) != 0
     data, high, scales, minima, supers = addresses
     j = tl.arange(0, GROUP)
-    tile = (own // 32) * ((K + 255) // 256 * 32) + block * 32 + own % 32
-    negative = tl.full((BN, GROUP), -(BASE + ZERO), TYPE)
-    scale, minimum, top = scale_words(scales, minima, supers, block, own, PADDED, 2 if KIND == 1 else 4, MINIMA, KIND > 0)
-    sums = tl.zeros((BN, BT), tl.float32)
-    least = tl.zeros((BN, BT), tl.float32)
+    here = block < (SUPERS if SUPERS % LANES else 1 << 30)
+    tile = ((own // 32) * (SUPERS * 32) + own % 32)[None, :] + block[:, None] * 32
+    known = here[:, None, None]
+    negative = tl.full((LANES, BN, GROUP), -(BASE + ZERO), TYPE)
+    scale, minimum, top = scale_words(
+        scales, minima, supers, block[:, None], own[None, :], here[:, None], PADDED, 2 if KIND == 1 else 4, MINIMA, KIND > 0)
+    sums = tl.zeros((LANES, BN, BT), tl.float32)
+    least = tl.zeros((LANES, BN, BT), tl.float32)
     for part in tl.static_range(256 // (PIECES * GROUP)):
-        words = tl.load(data + tile[:, None] * WORDS + (part * GROUP + j)[None, :])
+        column = (part * GROUP + j)[None, None, :]
+        words = tl.load(data + tile[:, :, None] * WORDS + column, mask=known, other=0)
         if BITS == 8:
             values = signed_bytes(words, TYPE, ASSEMBLY)
         elif BITS == 4:
             values = codes(words, words, BITS, TYPE, BASE, ASSEMBLY)
         else:
-            values = codes(words, tl.load(high + tile[:, None] * 32 + (part * GROUP + j)[None, :]), BITS, TYPE, BASE, ASSEMBLY)
+            values = codes(words, tl.load(high + tile[:, :, None] * 32 + column, mask=known, other=0), BITS, TYPE, BASE, ASSEMBLY)
         for p in tl.static_range(PIECES):
-            xs = _inputs(x, block * 256 + (part * PIECES + p) * GROUP + j, t, rows, x_row, K)
+            k = block[:, None] * 256 + ((part * PIECES + p) * GROUP + j)[None, :]
+            xs = _inputs(x, k, t, rows, x_row, K, PADS)
             if KIND == 0:
                 s = half(scale[(part * PIECES + p) // 2], p % 2)
             else:
                 s = small_number(scale[(part * PIECES + p) // 4], p % 4, KIND == 2)
             if BITS == 8:
-                sums = tl.fma(tl.dot(values[p], xs), s[:, None], sums)
+                sums = tl.fma(tl.dot(values[p], xs), s[:, :, None], sums)
             else:
                 off = tl.dot(negative, xs)
                 if MINIMA:
                     if KIND == 0:
-                        least = tl.fma(off, half(minimum[(part * PIECES + p) // 2], p % 2)[:, None], least)
+                        least = tl.fma(off, half(minimum[(part * PIECES + p) // 2], p % 2)[:, :, None], least)
                     else:
-                        least = tl.fma(off, small_number(minimum[(part * PIECES + p) // 4], p % 4, False)[:, None], least)
-                sums = tl.fma(tl.dot(values[p], xs, off), s[:, None], sums)
+                        least = tl.fma(off, small_number(minimum[(part * PIECES + p) // 4], p % 4, False)[:, :, None], least)
+                sums = tl.fma(tl.dot(values[p], xs, off), s[:, :, None], sums)
     if KIND == 0:
         acc += sums
         if MINIMA:
-            acc = tl.fma(least, tl.full((BN, BT), -1.0 / BASE, tl.float32), acc)
+            acc = tl.fma(least, tl.full((LANES, BN, BT), -1.0 / BASE, tl.float32), acc)
     else:
-        acc = tl.fma(sums, half(top, 0)[:, None], acc)
+        acc = tl.fma(sums, half(top, 0)[:, :, None], acc)
         if MINIMA:
-            acc = tl.fma(least, (half(top, 1) * (1.0 / BASE))[:, None], acc)
+            acc = tl.fma(least, (half(top, 1) * (1.0 / BASE))[:, :, None], acc)
     return acc
 
 
 @triton.jit
 def _product(
-    x, data, first, t, begin, end, rows, x_row, K: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
-    MINIMA: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, STAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
+    x, data, first, t, split, rows, x_row, K: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
+    MINIMA: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, LANES: tl.constexpr, SPLIT: tl.constexpr,
+    STAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
-    """Semantics: y[n, t] = sum over super-blocks begin..end of W[first + n, k] x[t, k], fp32 [BN, BT] for the BT rows t."""
-    acc = tl.zeros((BN, BT), tl.float32)
+    """Semantics: y[n, t] = sum over the super-blocks of `split` of W[first + n, k] x[t, k], fp32 [BN, BT] for the BT rows t."""
+    STEPS: tl.constexpr = ((K + 255) // 256 + LANES * SPLIT - 1) // (LANES * SPLIT)
+    acc = tl.zeros((LANES, BN, BT), tl.float32)
     addresses = field_addresses(data, PADDED, K, BITS, KIND, MINIMA)
     own = first + tl.arange(0, BN)
-    for block in tl.range(begin, end, num_stages=STAGES):
-        acc = _block_product(acc, x, addresses, block, own, t, rows, x_row, K, PADDED, BITS, KIND, MINIMA, ZERO, BN, BT, ASSEMBLY)
-    return acc
+    lane = tl.arange(0, LANES)
+    for step in tl.range(split * STEPS, (split + 1) * STEPS, num_stages=STAGES):
+        acc = _block_product(acc, x, addresses, step * LANES + lane, own, t, rows, x_row, K, PADDED, BITS, KIND, MINIMA, ZERO, BN, BT,
+                             LANES, ASSEMBLY)
+    return tl.sum(acc, 0)
 
 
 @triton.jit(do_not_specialize=["rows", "parts_row", "weights_row"], do_not_specialize_on_alignment=["counters", "arrivals", "stamp"])
 def packed_kernel(
     x, data0, data1, data2, bias, out, parts, stream, next_weight, parts_out, sums, arrivals, a, b, pages, row_weights, h, partials, added,
-    inverses, counters, stamp, rows, x_row, out_row, parts_row, weights_row, a_page, b_page, width, eps, scale,
+    counters, stamp, rows, x_row, out_row, parts_row, weights_row, a_page, b_page, width, eps, scale,
     K: tl.constexpr, ROWS0: tl.constexpr, ROWS1: tl.constexpr, ROWS2: tl.constexpr,
     BITS0: tl.constexpr, KIND0: tl.constexpr, MINIMA0: tl.constexpr, ZERO0: tl.constexpr,
     BITS1: tl.constexpr, KIND1: tl.constexpr, MINIMA1: tl.constexpr, ZERO1: tl.constexpr,
     BITS2: tl.constexpr, KIND2: tl.constexpr, MINIMA2: tl.constexpr, ZERO2: tl.constexpr,
     E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    ROW_TILES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr,
-    PARTS_OUT: tl.constexpr, H_BM: tl.constexpr, H_TILES: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr,
+    ROW_TILES: tl.constexpr, LANES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr,
+    LEVELS: tl.constexpr, PARTS_OUT: tl.constexpr, H_BM: tl.constexpr, H_TILES: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr,
     PROGRAMS: tl.constexpr, EN: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
-    """`PROGRAMS` programs for rank rows, then one for 1 / rms, then `TILES` * `ROW_TILES` * `SPLIT`; slices end at E0, E1, E2."""
+    """`PROGRAMS` programs for rank rows, then `TILES` * `ROW_TILES` * `SPLIT`; slices end at E0, E1, E2."""
     NORM: tl.constexpr = parts is not None
     RANK: tl.constexpr = a is not None
-    FIRST: tl.constexpr = PROGRAMS + (1 if NORM else 0)
     program = tl.program_id(0)
     if stamp is not None:
         if program == 0:
             tl.store(stamp, tl.extra.cuda.globaltimer())
-    if program < FIRST:
+    if program < PROGRAMS:
         first_programs(
-            program, x, a, b, pages, row_weights, h, partials, added, parts, inverses, counters, rows, x_row, parts_row, weights_row,
+            program, x, a, b, pages, row_weights, h, partials, added, None, None, counters, rows, x_row, parts_row, weights_row,
             a_page, b_page, width, eps, K, E0, E1, E2, SLICES, H_BM, H_TILES, PARTS, DEPTH, STEP, PROGRAMS, EN, CHUNK, MAX_PAGES)
     else:
         PADDED0: tl.constexpr = (ROWS0 + 63) // 64 * 64
         PADDED1: tl.constexpr = (ROWS1 + 63) // 64 * 64
         PADDED2: tl.constexpr = (ROWS2 + 63) // 64 * 64
-        SUPERS: tl.constexpr = (K + 255) // 256
-        BLOCKS: tl.constexpr = (SUPERS + SPLIT - 1) // SPLIT
-        cell = (program - FIRST) // SPLIT
-        split = (program - FIRST) % SPLIT
+        cell = (program - PROGRAMS) // SPLIT
+        split = (program - PROGRAMS) % SPLIT
         tile = cell // ROW_TILES
         t = cell % ROW_TILES * BT + tl.arange(0, BT)
-        begin = split * BLOCKS
-        end = tl.minimum(begin + BLOCKS, SUPERS)
         first = tile * BN
-        n = first + tl.arange(0, BN)
+        fill = tl.where(first < PADDED0, 0, PADDED0 - ROWS0 + tl.where(first < PADDED0 + PADDED1, 0, PADDED1 - ROWS1))
+        end = tl.where(first < PADDED0, ROWS0, ROWS0 + ROWS1 + tl.where(first < PADDED0 + PADDED1, 0, ROWS2))
+        n = first - fill + tl.arange(0, BN)
+        inside = n < end
+        outputs = n
+        if GLU != "":
+            outputs = n % 2 * (ROWS0 // 2) + n // 2
+        both = (t < rows)[None, :] & inside[:, None]
+        if stream is not None:
+            before = tl.load(stream + t[None, :] * out_row + n[:, None], mask=both, other=0.0)
+            following = tl.load(next_weight + n, mask=inside, other=0.0)
+        if NORM:
+            each = tl.arange(0, 1 << LEVELS)
+            squares = tl.load(parts + each[None, :] * parts_row + t[:, None], mask=(t < rows)[:, None] & (each < PARTS)[None, :], other=0.0)
+        count = tl.load(pages) if RANK else 0
         if ROWS1 == 0 or first < PADDED0:
-            inside = n < ROWS0
-            acc = _product(x, data0, first, t, begin, end, rows, x_row, K, PADDED0, BITS0, KIND0, MINIMA0, ZERO0, BN, BT, STAGES, ASSEMBLY)
+            y = _product(x, data0, first, t, split, rows, x_row, K, PADDED0, BITS0, KIND0, MINIMA0, ZERO0, BN, BT, LANES, SPLIT, STAGES,
+                         ASSEMBLY)
         elif ROWS2 == 0 or first < PADDED0 + PADDED1:
-            n -= PADDED0 - ROWS0
-            inside = n < ROWS0 + ROWS1
-            acc = _product(x, data1, first - PADDED0, t, begin, end, rows, x_row, K, PADDED1, BITS1, KIND1, MINIMA1, ZERO1, BN, BT, STAGES,
-                           ASSEMBLY)
+            y = _product(x, data1, first - PADDED0, t, split, rows, x_row, K, PADDED1, BITS1, KIND1, MINIMA1, ZERO1, BN, BT, LANES,
+                         SPLIT, STAGES, ASSEMBLY)
         else:
-            n -= PADDED0 - ROWS0 + PADDED1 - ROWS1
-            inside = n < ROWS0 + ROWS1 + ROWS2
-            acc = _product(x, data2, first - PADDED0 - PADDED1, t, begin, end, rows, x_row, K, PADDED2, BITS2, KIND2, MINIMA2, ZERO2,
-                           BN, BT, STAGES, ASSEMBLY)
+            y = _product(x, data2, first - PADDED0 - PADDED1, t, split, rows, x_row, K, PADDED2, BITS2, KIND2, MINIMA2, ZERO2, BN, BT,
+                         LANES, SPLIT, STAGES, ASSEMBLY)
         last = True
         if SPLIT > 1:
             part = sums + cell * (SPLIT * BN * BT) + tl.arange(0, BN)[:, None] * BT + tl.arange(0, BT)[None, :]
-            tl.store(part + split * (BN * BT), acc)
+            tl.store(part + split * (BN * BT), y)
             tl.debug_barrier()
             last = tl.atomic_add(arrivals + cell, 1, sem="acq_rel") == SPLIT - 1
             if last:
-                acc = tl.load(part, cache_modifier=".cg")
+                y = tl.load(part, cache_modifier=".cg")
                 for other in tl.static_range(1, SPLIT):
-                    acc += tl.load(part + other * (BN * BT), cache_modifier=".cg")
+                    y += tl.load(part + other * (BN * BT), cache_modifier=".cg")
         if last:
-            outputs = n
+            if RANK:
+                if count > 0:
+                    rank_ready(counters + 1, outputs_of_rank(E0, E1, E2, EN) * H_TILES)
+                    y += tl.load(added + t[None, :] * E2 + outputs[:, None], mask=both, other=0.0, cache_modifier=".cg")
+            if NORM:
+                y *= tl.rsqrt(row_sums(squares, 1 << LEVELS, LEVELS) / width + eps)[None, :]
+            if bias is not None:
+                y += tl.load(bias + outputs, mask=inside, other=0.0).to(tl.float32)[:, None]
             if GLU != "":
-                outputs = n % 2 * (ROWS0 // 2) + n // 2
-            if NORM or RANK:
-                count = tl.load(pages) if RANK else 0
-                wanted = tl.where(count > 0, outputs_of_rank(E0, E1, E2, EN) * H_TILES, 0) + (1 if NORM else 0)
-                while tl.atomic_add(counters + 1, 0, sem="acquire") < wanted:
-                    pass
-                if RANK:
-                    known = inside[:, None] & (t < tl.where(count > 0, rows, 0))[None, :]
-                    acc += tl.load(added + t[None, :] * E2 + outputs[:, None], mask=known, other=0.0, cache_modifier=".cg")
-                if NORM:
-                    acc *= tl.load(inverses + t, mask=t < rows, other=1.0, cache_modifier=".cg")[None, :]
-            _finish(acc, n, outputs, inside, t, rows, tile, bias, out, out_row, stream, next_weight, parts_out, parts_row, scale,
-                    ROWS0 + ROWS1 + ROWS2, GLU, BN, BT, TILES, PARTS_OUT)
+                _store_gated(y, tile, t, rows, out, out_row, ROWS0, GLU, BN, BT)
+            else:
+                if stream is not None:
+                    y = tl.where(both, before.to(tl.float32) + scale * y, 0.0)
+                    tl.store(stream + t[None, :] * out_row + n[:, None], y.to(stream.dtype.element_ty), mask=both)
+                    _store_squares(y * y, tile, t, rows, parts_out, parts_row, BN, BT, TILES, PARTS_OUT)
+                    y *= following.to(tl.float32)[:, None]
+                tl.store(out + t[None, :] * out_row + n[:, None], y.to(out.dtype.element_ty), mask=both)
 
 
 @triton.jit
-def _finish(
-    y, n, outputs, inside, t, rows, tile, bias, out, out_row, stream, next_weight, parts_out, parts_row, scale,
-    N: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, TILES: tl.constexpr, PARTS_OUT: tl.constexpr,
-):
-    """What stands behind the product, as in `linear_kernel`; y [n, t]. With a gate, row 2 i is of it and row 2 i + 1 of the up half."""
-    here = t < rows
-    if bias is not None:
-        y += tl.load(bias + outputs, mask=inside, other=0.0).to(tl.float32)[:, None]
-    if GLU != "":
-        gate, up = tl.split(tl.trans(tl.reshape(y, (BN // 2, 2, BT)), (0, 2, 1)))
-        n = tile * (BN // 2) + tl.arange(0, BN // 2)
-        tl.store(out + t[None, :] * out_row + n[:, None], gated(gate, up, GLU).to(out.dtype.element_ty),
-                 mask=here[None, :] & (n < N // 2)[:, None])
-    else:
-        at = t[None, :] * out_row + n[:, None]
-        both = here[None, :] & inside[:, None]
-        if stream is not None:
-            y = tl.where(both, tl.load(stream + at, mask=both, other=0.0).to(tl.float32) + scale * y, 0.0)
-            tl.store(stream + at, y.to(stream.dtype.element_ty), mask=both)
-            _store_squares(y * y, tile, t, rows, parts_out, parts_row, BN, BT, TILES, PARTS_OUT)
-            y *= tl.load(next_weight + n, mask=inside, other=0.0).to(tl.float32)[:, None]
-        tl.store(out + at, y.to(out.dtype.element_ty), mask=both)
+def _store_gated(y, tile, t, rows, out, out_row, N: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr):
+    """Of y [n, t], row 2 i is of the gate and row 2 i + 1 of the up half."""
+    gate, up = tl.split(tl.trans(tl.reshape(y, (BN // 2, 2, BT)), (0, 2, 1)))
+    n = tile * (BN // 2) + tl.arange(0, BN // 2)
+    tl.store(out + t[None, :] * out_row + n[:, None], gated(gate, up, GLU).to(out.dtype.element_ty),
+             mask=(t < rows)[None, :] & (n < N // 2)[:, None])
 
 
 @triton.jit

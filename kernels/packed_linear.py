@@ -18,8 +18,8 @@ from .unpack_rows import KINDS
 if TYPE_CHECKING:
     from .decode_linear import Glu, LinearWork, Residual, RowSquares
 
-PROGRAMS = 512
-"""that a matrix is cut into where it has inputs enough: about four for each multiprocessor of the GPUs that this is for"""
+WARPS = 1024
+"""that share a matrix where it has inputs enough: about eight for each multiprocessor of the GPUs that this is for"""
 RANK_PROGRAMS = 64
 """few, for the multiprocessor with the most programs sets the time: beside the programs of a large matrix they fill what those leave"""
 RANK_STEP = 128
@@ -36,22 +36,21 @@ class PackedTile:
     """rows of the matrix of a program"""
     rows: int
     """of the step"""
+    lanes: int
+    """super-blocks of one step of its loop: each warp takes its own"""
     split: int
     """programs that share the inputs"""
     stages: int
     """super-blocks that are read ahead"""
-    warps: int
 
 
 def packed_tile(weight: RepackedWeight, rows: int) -> PackedTile:
     """For a step of `rows` rows: programs of two warps; where the matrix has few rows they split its inputs."""
-    tiles, supers = sum(part.padded for part in weight.parts) // 64, -(-weight.shape[1] // SUPER)
-    split = 1
-    while split < 8 and tiles * split * 2 <= PROGRAMS and supers >= 6 * split:
-        split *= 2
-    if rows <= 8:
-        return PackedTile(64 if 4 * tiles * split >= 3 * PROGRAMS else 32, 16 if INTERPRETED else 8, split, 3, 2)
-    return PackedTile(32, 16, split, 3, 2)
+    tiles, supers = sum(part.padded for part in weight.parts) // 32, -(-weight.shape[1] // SUPER)
+    lanes = 1
+    while lanes < 8 and tiles * lanes < WARPS and supers > lanes:
+        lanes *= 2
+    return PackedTile(32, (16 if INTERPRETED else 8) if rows <= 8 else 16, lanes, 1, 2)
 
 
 def packed_rank_depth(d_in: int) -> int:
@@ -95,17 +94,18 @@ def packed_linear(
         kinds |= {f"ROWS{index}": part.rows if part else 0, f"BITS{index}": part.order.bits if part else 0,
                   f"KIND{index}": KINDS[part.order.scales] if part else 0, f"MINIMA{index}": int(part.order.minima) if part else 0,
                   f"ZERO{index}": part.order.zero if part else 0}
-    packed_kernel[(programs + (norm is not None) + tiles * cuts * tile.split,)](
+    packed_kernel[(programs + tiles * cuts * tile.split,)](
         x, *(part and part.data for part in some), bias, out, norm and norm.parts, residual and residual.stream,
         residual and residual.next_weight, squares and squares.parts, work.sums, work.arrivals,
         pool and pool.a[:, rank.layer], pool and pool.b[:, rank.layer], rank and rank.pages, rank and rank.weights, work.h, work.partials,
-        work.added, work.inverses, work.counters, stamp and stamp[0][stamp[1] :],
+        work.added, work.counters, stamp and stamp[0][stamp[1] :],
         rows, x.stride(0), out.stride(0), parts.parts.stride(0) if parts else 0,
         rank.weights.stride(0) if rank else 0, pool.a.stride(0) if pool else 0, pool.b.stride(0) if pool else 0,
         norm.width if norm else 1, norm.eps if norm else 0.0, residual.scale if residual else 1.0,
         K=d_in, **kinds, E0=ends[0], E1=ends[1], E2=ends[2], SLICES=pool.slices if pool else 1, GLU=glu, BN=tile.columns, BT=tile.rows,
-        ROW_TILES=cuts, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
-        PARTS_OUT=squares.parts.shape[0] if squares else 0, H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in),
-        STEP=RANK_STEP, PROGRAMS=programs, EN=RANK_TILE, CHUNK=RANK_TILE, MAX_PAGES=MAX_PAGES,
-        ASSEMBLY=not INTERPRETED, num_warps=tile.warps, enable_fp_fusion=False,  # as in decode_linear
+        ROW_TILES=cuts, LANES=tile.lanes, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
+        LEVELS=(norm.parts.shape[0] - 1).bit_length() if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
+        H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in), STEP=RANK_STEP, PROGRAMS=programs, EN=RANK_TILE, CHUNK=RANK_TILE,
+        MAX_PAGES=MAX_PAGES,
+        ASSEMBLY=not INTERPRETED, num_warps=tile.lanes, enable_fp_fusion=False,  # as in decode_linear
     )

@@ -129,19 +129,20 @@ def field_addresses(data, PADDED: tl.constexpr, K: tl.constexpr, BITS: tl.conste
 
 
 @triton.jit
-def scale_words(scales, minima, supers, block, n, PADDED: tl.constexpr, SCALES: tl.constexpr, MINIMA: tl.constexpr, SUPERS: tl.constexpr):
-    """The words of the scales of super-block `block` of the rows n: (scales, minima, scales of the super-block)."""
-    at = scales + block * (SCALES * PADDED) + n
-    least = minima + block * (SCALES * PADDED) + n
-    top = tl.load(supers + block * PADDED + n) if SUPERS else 0
-    if SCALES == 2:
-        if MINIMA:
-            return (tl.load(at), tl.load(at + PADDED)), (tl.load(least), tl.load(least + PADDED)), top
-        else:
-            return (tl.load(at), tl.load(at + PADDED)), (), top
+def scale_words(
+    scales, minima, supers, block, n, known, PADDED: tl.constexpr, SCALES: tl.constexpr, MINIMA: tl.constexpr, SUPERS: tl.constexpr,
+):
+    """The words of the scales of super-blocks `block` of the rows n: (scales, minima, scales of the super-block), 0 where not `known`."""
+    at = block * (SCALES * PADDED) + n
+    top = tl.load(supers + block * PADDED + n, mask=known, other=0) if SUPERS else 0
+    first = _plane(scales + at, known, PADDED, SCALES)
+    return first, _plane(minima + at, known, PADDED, SCALES) if MINIMA else (), top
+
+
+@triton.jit
+def _plane(at, known, PADDED: tl.constexpr, COUNT: tl.constexpr):
+    if COUNT == 2:
+        return tl.load(at, mask=known, other=0), tl.load(at + PADDED, mask=known, other=0)
     else:
-        first = (tl.load(at), tl.load(at + PADDED), tl.load(at + 2 * PADDED), tl.load(at + 3 * PADDED))
-        if MINIMA:
-            return first, (tl.load(least), tl.load(least + PADDED), tl.load(least + 2 * PADDED), tl.load(least + 3 * PADDED)), top
-        else:
-            return first, (), top
+        return (tl.load(at, mask=known, other=0), tl.load(at + PADDED, mask=known, other=0),
+                tl.load(at + 2 * PADDED, mask=known, other=0), tl.load(at + 3 * PADDED, mask=known, other=0))
