@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..kernels.decode_attention import DecodeRows
 from ..kernels.device_sampling import DRAW_WORDS
+from ..kernels.head_rows import HEAD_WORDS
 from .blocks import BLOCK_TOKENS, BlockTable, blocks_for
 from .mix import ActiveUse
 from .mix_history import MixHistory
@@ -18,7 +19,7 @@ from .request import Request
 
 _EMPTY = -1
 """position of a row without a request"""
-_WORDS = 2 * DRAW_WORDS + 6
+_WORDS = 2 * DRAW_WORDS + 2 * HEAD_WORDS + 6
 """int32 of a row, but for its weights"""
 
 
@@ -40,25 +41,29 @@ class StepRows:
     """A step of up to `rows` requests that each compute one token, in RAM and on the device, always at the same addresses.
 
     A request has the row of its place in the step. `weights` fp32 [rows, MAX_COLUMNS], of each adapter on each row, `draws` int64
-    [rows, DRAW_WORDS] and `own` int32 [3, rows] (RowProfiles.compose) are written by others in RAM, and uploaded with the rest.
+    [rows, DRAW_WORDS], `heads` int64 [rows, HEAD_WORDS] and `own` int32 [3, rows] (RowProfiles.compose) are written by others in RAM, and
+    uploaded with the rest.
     """
 
-    def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
-        """`blocks`: of the longest request."""
+    def __init__(self, rows: int, blocks: int, vocab: int, device: torch.device) -> None:
+        """`blocks`: of the longest request; `vocab`: words of the base. An added token is read as its last one by what knows no others."""
         pinned = device.type == "cuda"
-        self._rows = rows
+        self._rows, self._vocab = rows, vocab
         self._host = torch.zeros(rows * (_WORDS + MAX_COLUMNS), dtype=torch.int32, pin_memory=pinned)
         self._device = torch.zeros_like(self._host, device=device)
         self._host_tables = torch.zeros(rows, blocks, dtype=torch.int32, pin_memory=pinned)
         self._device_tables = torch.zeros_like(self._host_tables, device=device)
         self._tables = self._host_tables.numpy()
-        draws, places, weights = np.split(self._host.numpy(), (2 * DRAW_WORDS * rows, _WORDS * rows))
+        ends = np.cumsum([2 * DRAW_WORDS * rows, 2 * HEAD_WORDS * rows, 6 * rows])
+        draws, heads, places, weights = np.split(self._host.numpy(), ends)
+        self.heads: np.ndarray = heads.view(np.int64).reshape(rows, HEAD_WORDS)
         self.draws: np.ndarray = draws.view(np.int64).reshape(rows, DRAW_WORDS)
         self._ids, self._positions, self._rope_rows, *_ = places.reshape(6, rows)
         self.own: np.ndarray = places.reshape(6, rows)[3:]
         self._positions[:] = _EMPTY
         self.weights: np.ndarray = weights.view(np.float32).reshape(rows, MAX_COLUMNS)
-        of_draws, of_places, of_weights = self._device.split([part.size for part in (draws, places, weights)])
+        of_draws, of_heads, of_places, of_weights = self._device.split([part.size for part in (draws, heads, places, weights)])
+        self.device_heads = of_heads.view(torch.int64).view(rows, HEAD_WORDS)
         self.device_draws = of_draws.view(torch.int64).view(rows, DRAW_WORDS)
         self._device_places, self.device_own = of_places.view(6, rows).split(3)
         self.device_weights = of_weights.view(torch.float32).view(rows, MAX_COLUMNS)
@@ -101,7 +106,7 @@ class StepRows:
             self._held[number] = _Row()
         self._used = count
         lengths = [len(request.ids) for request in requests]
-        self._ids[:count] = [request.ids[-1] for request in requests]
+        self._ids[:count] = np.minimum([request.ids[-1] for request in requests], self._vocab - 1)
         positions = self._positions[:count] = np.array(lengths, np.int32) - 1
         self._rope_rows[:count] = positions if rope_start is None else positions + [rope_start(length) for length in lengths]
         for number, (request, length) in enumerate(zip(requests, lengths, strict=True)):

@@ -12,7 +12,6 @@ from torch import Tensor
 from ..kernels.device_sampling import DeviceSampler
 from ..kernels.packed import PackedWeight
 from ..kernels.repacked import RepackedWeight
-from ..kernels.sampling import Draw
 from ..kernels.stamps import Stamps
 from ..kernels.triton_compat import HAS_TRITON
 from .adapter_share import AdapterShare
@@ -66,7 +65,7 @@ class DeviceStep:
         pinned = device.type == "cuda"
         self._decoder, self._store, self._most = decoder, store, most
         self._rope_start = decoder.rope.start if decoder.rope.has_long else None
-        self._rows = StepRows(most, blocks_for(decoder.context), device)
+        self._rows = StepRows(most, blocks_for(decoder.context), facts.vocab, device)
         self._lists = torch.zeros(PageTable.linears(facts), LIST_WORDS, dtype=torch.int32, pin_memory=pinned)
         self._device_lists = torch.zeros_like(self._lists, device=device)
         self._pages = PageTable(facts, self._lists.numpy(), self._rows.weights)
@@ -74,8 +73,8 @@ class DeviceStep:
         """the tokens, then the stamps"""
         self._host_results = torch.zeros_like(self._results, device="cpu", pin_memory=pinned)
         self._stamps = Stamps(self._results[most:])
-        self._sampler = DeviceSampler(self._rows.draws, self._rows.device_draws, decoder.head.weight.shape[0])
         self._forward = DecodeForward(decoder, caches, most, self._stamps)
+        self._sampler = DeviceSampler(self._rows.draws, self._rows.device_draws, self._forward.columns)
         self._graphs = DecodeGraphs(device, emit)
         self._done = torch.cuda.Event() if pinned else None
         self._share = AdapterShare(len(GRAPH_OPS))
@@ -88,8 +87,8 @@ class DeviceStep:
         """of slots, when the adapters of the step were looked at"""
         self._obstacle = ""
         self._kind = Kind(1, False)
-        self._random = False
-        """whether draws are not the same from step to step"""
+        self._random = self._penalised = False
+        """whether draws change with the position, and with what was said before"""
         self._steps: dict[Kind, DecodeStep] = {}
         self._profiles: RowProfiles | None = None
         """made for the first adapter that needs it"""
@@ -118,8 +117,10 @@ class DeviceStep:
             self._moves = self._store.moves
         if self._obstacle:
             return self._obstacle
-        if self._random:
+        if self._penalised:
             self._sampler.set([request.draw(self._decoder.device) for request in requests])
+        elif self._random:
+            self._sampler.move_on([len(request.ids) for request in requests])
         if self._kind.own:
             self._profiles.embed([request.ids[-1] for request in requests])
         self._rows.upload_tables()
@@ -186,9 +187,9 @@ class DeviceStep:
             for row, (request, active) in enumerate(zip(requests, self._rows.uses, strict=True)):
                 self._pages.fill(row, active, len(request.ids) - 1)
         self._kind = Kind(_bucket(len(requests)), self._routing is not None, own)
-        self._random = any(request.sampling.temperature > 0 or request.sampling.repetition_penalty != 1 for request in requests)
-        if not self._random:
-            self._sampler.set([Draw(vocab=request.vocabulary.head_rows) for request in requests])
+        self._random = any(request.sampling.temperature > 0 for request in requests)
+        self._penalised = any(request.sampling.repetition_penalty != 1 for request in requests)
+        self._sampler.set([request.draw(self._decoder.device) for request in requests])
         return ""
 
     def _compose_own(self, routing: Routing, requests: Sequence[Request]) -> str:
@@ -196,11 +197,11 @@ class DeviceStep:
         if routing.plain:
             return ""
         try:
-            self._profiles = self._profiles or RowProfiles(self._decoder, self._most)
+            self._profiles = self._profiles or RowProfiles(self._decoder, self._rows)
         except torch.OutOfMemoryError as error:
             return sentence(error)
         positions = [len(request.ids) - 1 for request in requests]
-        why = self._profiles.compose(routing, self._rows.uses, positions, self._rows.own)
+        why = self._profiles.compose(routing, self._rows.uses, positions)
         if not why and self._profiles.gates and isinstance(self._decoder.layers[0].gate_up.weight, RepackedWeight):
             return "of a packed gate no graph has DoRA or trained biases"
         return why
@@ -219,7 +220,7 @@ class DeviceStep:
     def _inputs(self, kind: Kind) -> DecodeStep:
         weights = self._rows.device_weights[: kind.rows]
         ranks = self._pages.rank_rows(self._store.page_pools, self._device_lists, weights) if kind.adapters else NO_RANKS
-        own = self._profiles.rows(self._rows.device_own[:, : kind.rows], kind.own == "gates") if kind.own else None
+        own = self._profiles.rows(kind.rows, kind.own == "gates") if kind.own else None
         return DecodeStep(self._rows.ids(kind.rows), self._rows.places(kind.rows), ranks, own)
 
     def _step(self, kind: Kind) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch import Tensor
 
+from ..kernels.head_rows import HeadPart, HeadRows
 from .active import RowsActing, Span, rows_acting
+from .device_rows import StepRows
 from .dora_rows import EMBEDDING, Place
 from .mix import ActiveUse, TokenMix
 from .models.acting_vocabulary import acting_embedding
@@ -39,25 +39,23 @@ class _Profile:
 class RowProfiles:
     """Profiles of one base, and which rows of its steps have which."""
 
-    def __init__(self, decoder: Decoder, most: int) -> None:
-        """For steps of up to `most` rows."""
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, rows: StepRows) -> None:
+        """`rows`: where it is written which row has what."""
+        most = len(rows.heads)
+        self._decoder, self._rows = decoder, rows
         self._vectors = ProfileVectors(decoder, min(most, MOST_PROFILES))
+        self._heads = HeadRows(rows.heads, rows.device_heads, decoder.facts.vocab)
         self._embeddings = torch.zeros(most, decoder.facts.hidden, dtype=decoder.dtype, device=decoder.device)
         self._held: OrderedDict[_Key, _Profile] = OrderedDict()
         self._routing: Routing | None = None
         self._acting: RowsActing | None = None
         """of the rows, where adapters change the embedding"""
-        self._embedded = np.zeros(0, np.int32)
         self.gates = False
         """some row has a profile that changes gate or up"""
 
-    def compose(self, routing: Routing, uses: Sequence[tuple[ActiveUse, ...]], positions: Sequence[int], which: np.ndarray) -> str:
-        """Make those of the rows, on which `uses` act at `positions`, ready. Returns "", or why no captured step can have them.
-
-        `which` int32 [3, rows] is filled: the profile of each row, the same where it changes gate or up, whether the row has an
-        embedding of its own.
-        """
+    def compose(self, routing: Routing, uses: Sequence[tuple[ActiveUse, ...]], positions: Sequence[int]) -> str:
+        """Make what the rows have, on which `uses` act at `positions`, ready. Returns "", or why no captured step can have it."""
+        which = self._rows.own  # profiles, the same where they change gate or up, whether a row has an embedding of its own
         which[:] = 0
         self._routing, self._acting = routing, None
         if why := next((why for row in uses if (why := _obstacle(row, routing.contents, self._decoder.facts.layers))), ""):
@@ -73,6 +71,7 @@ class RowProfiles:
                 profile = self._held[key]
                 which[:2, row] = profile.number, profile.number * profile.gated
         self.gates = bool(which[1].any())
+        self._heads.set([_head(row, routing.contents) for row in uses])
         if routing.embedding:
             embedding = {column for column, _ in routing.embedding}
             which[2, : len(uses)] = [any(routing.columns[use.name] in embedding for use in row) for row in uses]
@@ -86,9 +85,10 @@ class RowProfiles:
             tokens = torch.tensor(ids, device=self._decoder.device)
             self._embeddings[: len(ids)] = acting_embedding(tokens, self._decoder.embedding, self._routing, self._acting)
 
-    def rows(self, which: Tensor, gates: bool) -> OwnRows:
-        """What a step reads of them; `which` [3, rows] is that of `compose`, on the device."""
-        return OwnRows(which[0], which[1], which[2], self._embeddings[: which.shape[1]], self._vectors, gates)
+    def rows(self, count: int, gates: bool) -> OwnRows:
+        """What a step of `count` rows reads."""
+        which = self._rows.device_own[:, :count]
+        return OwnRows(which[0], which[1], which[2], self._embeddings[:count], self._vectors, self._heads, gates)
 
     def _hold(self, key: _Key, uses: Sequence[ActiveUse], contents: Mapping[str, SlotContent], wanted: Mapping[_Key, object]) -> None:
         if key not in self._held:
@@ -126,11 +126,25 @@ def _key(uses: Sequence[ActiveUse], contents: Mapping[str, SlotContent]) -> _Key
     return tuple((use.digest, use.scale) for use in uses if contents[use.name].has_vectors)
 
 
+def _head(uses: Sequence[ActiveUse], contents: Mapping[str, SlotContent]) -> HeadPart | None:
+    for use in uses:
+        part = contents[use.name].head
+        if part is not None and part.replaced is not None:
+            return HeadPart(part.replaced, None, 1 - use.scale, use.scale)
+        if part is not None and part.rows is not None:
+            return HeadPart(part.rows, part.ids, 1.0, use.scale)
+    return None
+
+
 def _obstacle(uses: Sequence[ActiveUse], contents: Mapping[str, SlotContent], layers: int) -> str:
-    """Gains act on what precedes them in a mix: a captured step adds all rank rows of a place before it multiplies."""
+    """Gains act on what precedes them in a mix: a captured step adds all rank rows of a place before it multiplies. And rows of a head
+    stand for those of the base, to which others would add."""
     gained: dict[Place, str] = {}
+    heads = [use.name for use in uses if contents[use.name].head is not None]
     for use in uses:
         content = contents[use.name]
+        if heads and (heads[-1] != use.name and content.head or (layers, "lm_head") in content.low_rank(layers) | content.changed_linears):
+            return f"{use.name} and {heads[-1]}, which has head rows of its own, change the head in one mix"
         gains = frozenset(content.dora.places if content.dora else ())
         for place in content.low_rank(layers) | content.lora_biases.keys() | gains:
             if place in gained and place != EMBEDDING:

@@ -11,6 +11,9 @@ from .dora_rows import DoraRows
 from .models.facts import ModelFacts, linear_layout
 from .page_pool import AdapterPages
 
+ADDED_TOKENS = 256
+"""that a step under a graph has room for"""
+
 
 @dataclass(frozen=True, slots=True)
 class FusedPart:
@@ -90,7 +93,10 @@ class SlotContent:
 
     def beyond_graphs(self, vocab: int) -> str:
         """What it has that no captured step of a base with `vocab` words reads, "" when that is nothing."""
-        found = {"added tokens": self.embedding is not None and self.embedding.size > vocab, "trained head rows": self.head,
+        head = self.head
+        most = max((part.size for part in (self.embedding, head) if part is not None), default=0)
+        found = {f"more than {ADDED_TOKENS} added tokens": most > vocab + ADDED_TOKENS,
+                 "fewer head rows than the base": head is not None and head.replaced is not None and len(head.replaced) < vocab,
                  "trained norms of heads": any(name.endswith(("q_norm", "k_norm")) for _, name in self.norms),
                  "low-rank factors outside pages": self.parts}
         return " and ".join(what for what, part in found.items() if part)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from acting_bench import change_all
 from conftest import tiny_tokenizer
 from engine_bench import Bench, random_ids
 from peft import LoraConfig, get_peft_model
-from tiny_models import make_model, save_folder
+from tiny_models import VOCAB, make_model, save_folder
 
 from lora_bench.engine import loaded
 from lora_bench.engine.device_step import DeviceStep
@@ -36,6 +37,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "norms": {"target_modules": ["o_proj"], "modules_to_save": NORMS},
     "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [5, 9, 41]}},
     "saved_embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    "head_tokens": {"target_modules": ["o_proj"], "trainable_token_indices": {"embed_tokens": [7, 8], "lm_head": [7, 30]}},
+    "saved_head": {"target_modules": ["v_proj"], "modules_to_save": ["lm_head"], "use_dora": True},
+    "grown": {"target_modules": ["q_proj"]},
     "biases": {"target_modules": ["q_proj", "down_proj"], "bias": "all", "use_dora": True},
 }
 BASES: dict[str, dict[str, Any]] = {
@@ -43,7 +47,8 @@ BASES: dict[str, dict[str, Any]] = {
     "granite": {"tie_word_embeddings": False}, "gemma2": {}, "olmo2": {"tie_word_embeddings": False}}
 MIXES = (
     ("dora",), ("plain", "dora"), ("dora_qv",), ("dora_head", "norms"), ("dora_embedding",), ("lora_bias", "dora_qv"), ("embedding",),
-    ("norms", "tokens"), ("saved_embedding", "embedding", "plain"), ("biases",), ("plain",), ())
+    ("norms", "tokens"), ("saved_embedding", "embedding", "plain"), ("biases",), ("head_tokens", "dora_qv"),
+    ("saved_head",), ("grown",), ("plain",), ())
 
 
 class _Own(Bench):
@@ -80,17 +85,24 @@ def _prepare(kind: str, folder: Path) -> tuple[Path, Path]:
     model = make_model(kind, **BASES[kind])
     base, tied = save_folder(model, folder / "base", tiny_tokenizer()), model.config.tie_word_embeddings
     for name, options in KINDS.items():
-        if name == "biases" and kind != "llama" or tied and name in ("tokens", "saved_embedding"):
+        if name == "biases" and kind != "llama" or tied and name in ("saved_embedding", "head_tokens", "saved_head"):
             continue
+        own = copy.deepcopy(model)
+        if name == "grown":
+            own.resize_token_embeddings(VOCAB + 3, mean_resizing=False)
         if name == "norms":
             held = {key.split(".")[-2] for key in dict(model.named_parameters())}
             options = options | {"modules_to_save": [norm for norm in NORMS if norm in held and (norm != "norm" or "q_norm" not in held)]}
         lora = LoraConfig(r=4, lora_alpha=6, init_lora_weights=False, **options)
-        peft = change_all(get_peft_model(copy.deepcopy(model), lora), "default")
+        peft = change_all(get_peft_model(own, lora), "default")
         for key, parameter in peft.named_parameters():
             if name == "biases" and key.endswith(".bias") and "lora_" not in key:
                 parameter.data += torch.randn_like(parameter) * 0.2
-        peft.save_pretrained(folder / "adapters" / name)
+        peft.save_pretrained(folder / "adapters" / name, save_embedding_layers=name == "grown" or "auto")
+        if name == "grown":
+            words = tiny_tokenizer()
+            words["added_tokens"] += [words["added_tokens"][0] | {"id": VOCAB + i, "content": f"<new{i}>"} for i in range(3)]
+            (folder / "adapters" / name / "tokenizer.json").write_text(json.dumps(words))
     return base, folder / "adapters"
 
 
@@ -109,7 +121,9 @@ def test_logits_are_those_of_the_plain_forward(
     there = {path.name for path in folder.iterdir()}
     asked = [_mix(names, lambda: draw.choice((1.0, 0.5, -0.7))) for names in MIXES if there.issuperset(names)]
     for number, mix in enumerate(asked):
-        bench.submit(number, TokenIds(random_ids(draw.randint(3, 20), seed + number)), mix, max_tokens=draw.randint(4, 10))
+        added = (VOCAB + 1,) * any(use.name == "grown" for use in mix)
+        ids = TokenIds((*random_ids(draw.randint(3, 20), seed + number), *added))
+        bench.submit(number, ids, mix, max_tokens=draw.randint(4, 10))
         bench.run(1)
     bench.engine.set_mix(asked[0], [1], "recompute")
     bench.run(2)
@@ -122,7 +136,7 @@ def test_logits_are_those_of_the_plain_forward(
     for history, ids, logits in draw.sample(bench.drawn, 40):
         ((mix, _, _),) = history.pieces(0, len(ids))
         expected = bench.engine.logits(ids, mix.mix).cpu()
-        assert (logits.cpu().float() - expected).norm() <= 1e-5 * expected.norm(), mix.mix
+        assert (logits[: len(expected)].cpu().float() - expected).norm() <= 1e-5 * expected.norm(), mix.mix
 
 
 @pytest.mark.parametrize("device", [CUDA])
@@ -156,14 +170,14 @@ def test_rows_do_not_see_what_others_have_of_their_own(
 def test_what_no_graph_has_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endless: None, seed: int) -> None:
     model = make_model("llama", tie_word_embeddings=False)
     base = save_folder(model, tmp_path / "base", tiny_tokenizer())
-    for name, options in {"head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, "dora": KINDS["dora"]}.items():
-        peft = get_peft_model(copy.deepcopy(model), LoraConfig(r=4, init_lora_weights=False, **options))
+    for name in ("plain", "saved_head", "dora"):
+        peft = get_peft_model(copy.deepcopy(model), LoraConfig(r=4, init_lora_weights=False, **KINDS[name]))
         change_all(peft, "default").save_pretrained(tmp_path / "adapters" / name)
     bench = _Own(base, monkeypatch, tmp_path / "adapters")
     monkeypatch.setattr("lora_bench.engine.row_profiles.MOST_PROFILES", 2)
-    why = {(AdapterUse("head"),): "adapter head has trained head rows", (AdapterUse("dora"),): ""}
-    for mix, path in why.items():
-        bench.submit(1, TokenIds(random_ids(5)), mix, max_tokens=3)
+    why = {("saved_head", "plain"): "plain and saved_head, which has head rows of its own, change the head in one mix", ("dora",): ""}
+    for names, path in why.items():
+        bench.submit(1, TokenIds(random_ids(5)), _mix(names, lambda: 1.0), max_tokens=3)
         bench.run()
         assert [step.path for step in bench.of(StepFinished)][1:] == [f"eager: {path}" if path else "graph"] * 2
         bench.events.clear()

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from triton_cpu import interpreted, run_interpreted
 
 from lora_bench.kernels import row_changes as ops
 from lora_bench.kernels.decode_linear import RowSquares
+from lora_bench.kernels.head_rows import HEAD_WORDS, HeadPart, HeadRows
 from lora_bench.kernels.row_changes import NormRows, RowChanges, RowStream
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -81,6 +83,52 @@ def _copied(value: object, place: torch.device, copies: dict[int, Tensor]) -> ob
     if isinstance(value, RowChanges | NormRows | RowStream | RowSquares):
         return type(value)(*(_copied(getattr(value, name), place, copies) for name in value.__slots__))
     return value
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@interpreted
+def test_heads(dtype: torch.dtype, seed: int) -> None:
+    _compare_heads(40, 70, dtype, torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("hidden", "vocab"), [(40, 70), (1030, 5000)])
+def test_heads_on_gpu(hidden: int, vocab: int, dtype: torch.dtype, seed: int) -> None:
+    _compare_heads(hidden, vocab, dtype, torch.device("cuda"))
+
+
+def _compare_heads(hidden: int, vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+    """A row of the base, trained rows, a whole matrix, and both with added tokens, of which one has no row; against plain words."""
+    rows, columns = 5, vocab + 8
+    x, logits = torch.randn(rows, hidden).to(dtype), torch.randn(rows, columns).to(dtype)
+    parts = [None, (torch.tensor([3, 7, vocab - 1]), 1.0, 0.4), (torch.arange(vocab), 0.3, 0.7),
+             (torch.tensor([0, vocab, vocab + 2]), 1.0, -0.5), (torch.arange(vocab + 2), 0.5, 0.5)]
+    numbers = [None if part is None else torch.randn(len(part[0]), hidden).to(dtype) for part in parts]
+    norm = RowSquares(torch.rand(3, rows + 1), hidden, 1e-5)
+    host, given = np.zeros((rows, HEAD_WORDS), np.int64), []
+    for part, own in zip(parts, numbers, strict=True):
+        whole = part is not None and len(part[0]) >= vocab
+        given.append(part and HeadPart(own.to(device), None if whole else part[0].to(device), *part[1:]))
+    words = torch.zeros(rows, HEAD_WORDS, dtype=torch.int64, device=device)
+    heads = HeadRows(host, words, vocab)
+    for squares in (None, norm):
+        expected = logits.double()
+        expected[:, vocab:] = 0
+        for row, (part, own) in enumerate(zip(parts, numbers, strict=True)):
+            if part is not None:
+                z = own.double() @ x[row].double()
+                z *= 1 if squares is None else torch.rsqrt(norm.parts[:, row].double().sum() / hidden + norm.eps)
+                old = expected[row, part[0]]
+                expected[row, part[0]] = torch.where(part[0] < vocab, part[1] * old + part[2] * z, z)
+        heads.set(given)
+        words.copy_(torch.from_numpy(host))
+        got = logits.to(device, copy=True)
+        placed = squares and RowSquares(norm.parts.to(device), hidden, norm.eps)
+        heads.run_(x.to(device), placed, got)
+        assert torch.equal(got[0, :vocab].cpu(), logits[0, :vocab])
+        assert (got.cpu().double() - expected).norm() <= 4 * torch.finfo(dtype).eps * expected.norm()
 
 
 def test_rows_without_a_profile_keep_their_bits(seed: int) -> None:

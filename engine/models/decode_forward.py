@@ -21,6 +21,7 @@ from ...kernels.repacked import RepackedWeight
 from ...kernels.residual_norm import residual_norm
 from ...kernels.stamps import Stamps
 from ...kernels.weights import Weight, rows
+from ..slots import ADDED_TOKENS
 from .acting import NO_DELTAS, Linear, Norm
 from .decoder import Decoder
 from .facts import linear_layout
@@ -63,7 +64,8 @@ class DecodeForward:
         self._qkv = self._buffer(most, facts.q_out + 2 * facts.kv_out)
         self._mixed = self._buffer(most, facts.q_out)
         self._inner = self._buffer(most, facts.intermediate)
-        self.logits = self._buffer(most, decoder.head.weight.shape[0])
+        self.columns = facts.vocab + ADDED_TOKENS
+        self.logits = self._buffer(most, self.columns)
         slices = {kind: len(modules) for kind, modules in linear_layout(facts).items()} | {"lm_head": 1}
         linears = [(linear, index) for index, layer in enumerate(decoder.layers) for linear in layer.linears]
         linears.append((decoder.head, facts.layers))
@@ -78,7 +80,8 @@ class DecodeForward:
 
     @torch.inference_mode()
     def __call__(self, step: DecodeStep) -> Tensor:
-        """Logits [rows, vocab] in the dtype of the base, the first rows of `logits`; keys and values of the rows are stored."""
+        """Logits [rows, `columns`] in the dtype of the base, anything finite for tokens that a row lacks; keys and values of the rows are
+        stored."""
         facts, layers = self._facts, self._decoder.layers
         self._linears.begin()
         self._attention.begin()
@@ -100,9 +103,9 @@ class DecodeForward:
             if own is not None and own.gates:
                 self._own_rows.gate(x, layer.gate_up, own, index, facts.activation, _rank(step, layer.gate_up, index), inner)
             x = self._join(inner, layer.down, step, index, layer.after_mlp, after)
-        self._linear(x, self._decoder.head, logits, step, len(layers))
+        self._linear(x, self._decoder.head, logits[:, : facts.vocab], step, len(layers))
         if own is not None:
-            self._own_rows.change(logits, self._decoder.head, own, len(layers))
+            self._own_rows.head(x, logits, own)
         return self._decoder.capped_(logits)
 
     def _embed(self, step: DecodeStep, before: Norm | None) -> Tensor:

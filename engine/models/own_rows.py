@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.decode_linear import DecodeWork, Glu, RowSquares, decode_linear
+from ...kernels.head_rows import HeadRows
 from ...kernels.rank_pages import RankRows
 from ...kernels.row_changes import NormRows, RowChanges, RowStream, begin_rows_, change_rows_, gate_rows, join_rows_
 from ..dora_rows import Place
@@ -53,6 +54,7 @@ class OwnRows:
     embeddings: Tensor
     """[rows, hidden]"""
     vectors: ProfileVectors
+    heads: HeadRows
     gates: bool
     """some row may be `gated`; else that matrix is read once"""
 
@@ -82,6 +84,12 @@ class OwnRowsForward:
     def change(self, y: Tensor, linear: Linear, own: OwnRows, layer: int) -> None:
         """Behind `linear`, which made `y`."""
         change_rows_(y, linear.bias, own.at(layer, linear.name))
+
+    def head(self, x: Tensor, logits: Tensor, own: OwnRows) -> None:
+        """Behind the head, which made the first of `logits`."""
+        head = self._decoder.head
+        own.heads.run_(x, self._squares, logits)
+        change_rows_(logits[:, : head.weight.shape[0]], head.bias, own.at(self._decoder.facts.layers, head.name))
 
     def join(self, y: Tensor, linear: Linear, own: OwnRows, layer: int, after: Norm | None, before: Norm | None) -> None:
         """Behind the addition of all rows' `linear` to the stream; `y` is what it made, where that is not the stream."""
