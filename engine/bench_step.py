@@ -117,8 +117,10 @@ def _base(
         _check_length(tokens, file.facts, file.name)
         config = make_config(LoadModel(model, device=device, dtype=dtype), file, lambda: None)
         progress(f"loading {file.name}")
-        weights = load_weights(file, config.device, config.dtype, lambda item, done, total: None, lambda: False, config.packed)
-        return Decoder(file.facts, weights, tokens), {"name": file.name, "weights": "packed" if config.packed else "dense"}
+        weights = load_weights(file, config.device, config.dtype, lambda item, done, total: None, lambda: False, config.packed,
+                               config.rounded)
+        return Decoder(file.facts, weights, tokens), {
+            "name": file.name, "weights": "packed" if config.packed else "dense", "dtype": config.dtype_name}
     facts, on = shape_facts(shape), pick_device(device)
     _check_length(tokens, facts, f"shape {shape}")
     kind = DTYPES[AUTO_DTYPE[on.type] if dtype == "auto" else dtype]

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from msgspec.structs import replace
 
+from ..kernels.packed_cpu import multiplies_packed
 from ..kernels.rank_pages import PAGE_ROWS
 from .base_parts import BaseFile
 from .blocks import BLOCK_TOKENS, blocks_for
@@ -14,7 +16,7 @@ from .memory import free_memory, total_memory
 from .models.facts import ModelFacts
 from .page_image import page_shapes
 from .protocol import LoadModel
-from .weights.memory import DENSE_SHARE, weight_bytes
+from .weights.memory import DENSE_SHARE, mostly_for_cpu, weight_bytes
 
 DEFAULT_CONTEXT = 8192
 FULL_CONTEXTS = 4
@@ -47,35 +49,55 @@ class EngineConfig:
     host_cache_bytes: int
     packed: bool
     """matrices stay as they lie in the file"""
+    rounded: bool
+    """products of those round, as a CPU multiplies packed numbers"""
     notes: tuple[str, ...]
     """what a user should know of these choices"""
     max_running: int = 32
     pages: int = 0
     """of rank rows, for each kind of fused linear; 0 where adapters are held whole"""
 
+    @property
+    def dtype_name(self) -> str:
+        """What LoadModel calls it."""
+        return "packed" if self.rounded else DTYPE_NAMES[self.dtype]
+
 
 def make_config(command: LoadModel, base: BaseFile, make_room: Callable[[], None]) -> EngineConfig:
     """What `base` may use. `make_room` is called, once, if its weights do not fit into the memory that is free.
 
-    Raises ValueError, with the numbers, for a device that is not there, slots or a context that cannot be; OutOfMemory when the
+    Raises ValueError, with the numbers, for a device that is not there, slots or a context that cannot be, and for dtype packed with dense
+    weights; OutOfMemory when the
     weights, or the keys and values of the context asked for, do not fit.
     """
     device = pick_device(command.device)
-    dtype = DTYPES[AUTO_DTYPE[device.type] if command.dtype == "auto" else command.dtype]
+    dtype = DTYPES[AUTO_DTYPE[device.type] if command.dtype in ("auto", "packed") else command.dtype]
     _check_numbers(command, base.facts)
-    packed, need, free, weights_note = _place_weights(command, base, device, dtype, make_room)
+    rounded = device.type == "cpu" and _multiplied_packed(command, base)
+    if rounded or command.dtype == "packed":
+        command = replace(command, weights="packed")
+    packed, need, free, weights_note = _place_weights(command, base, device, dtype, rounded, make_room)
     context, blocks, context_note = _place_context(command, base, device, dtype, free - need)
     left = free - need - blocks * _block_bytes(base.facts, dtype)
     pages, page_note = _place_pages(command.slots, base.facts, dtype, left) if device.type == "cuda" else (0, "")
     return EngineConfig(device, dtype, context, blocks, STEP_TOKENS[device.type], command.slots, command.host_cache_bytes,
-                        packed, tuple(filter(None, (weights_note, context_note, page_note))), pages=pages)
+                        packed, rounded and packed, tuple(filter(None, (weights_note, context_note, page_note))), pages=pages)
+
+
+def _multiplied_packed(command: LoadModel, base: BaseFile) -> bool:
+    """Whether a CPU multiplies packed numbers as they are. Raises ValueError where they are asked for in words that exclude each other."""
+    if command.dtype == "packed" and command.weights == "dense":
+        raise ValueError("dtype packed was asked for with dense weights; choose weights auto, or dtype fp32 or bf16")
+    if command.dtype == "auto":
+        return command.weights != "dense" and multiplies_packed() and mostly_for_cpu(base.tensors.values())
+    return command.dtype == "packed"
 
 
 def _place_weights(
-    command: LoadModel, base: BaseFile, device: torch.device, dtype: torch.dtype, make_room: Callable[[], None],
+    command: LoadModel, base: BaseFile, device: torch.device, dtype: torch.dtype, rounded: bool, make_room: Callable[[], None],
 ) -> tuple[bool, int, int, str]:
     """Whether they are packed, the bytes that they take, those that are free, and what to say of it."""
-    dense, packed = (weight_bytes(base.tensors.values(), dtype.itemsize, kept) for kept in (False, True))
+    dense, packed = (weight_bytes(base.tensors.values(), dtype.itemsize, kept, rounded) for kept in (False, True))
     as_numbers = f"{dense:,} bytes as {DTYPE_NAMES[dtype]}"
     sizes = as_numbers if packed == dense else f"{as_numbers}, {packed:,} packed as in the file"
     advice = "close other programs, choose dtype bf16, or take a smaller model"

@@ -14,7 +14,7 @@ from .base_file import open_base
 from .base_parts import BaseFile
 from .blocks import BLOCK_TOKENS
 from .chat import template_note
-from .config import DTYPE_NAMES, EngineConfig, make_config
+from .config import EngineConfig, make_config
 from .default_model import ensure_default_model
 from .group_slots import GroupSlots
 from .kv_memory import KvMemory
@@ -90,7 +90,7 @@ def load_model(
     config = make_config(command, base, make_room)
     weights = load_weights(
         base, config.device, config.dtype, lambda item, done, total: progress.report("weights", item, done, total), cancelled,
-        config.packed)
+        config.packed, config.rounded)
     decoder = Decoder(base.facts, weights, config.context)
     progress.report("warm-up", base.name)
     caches = decoder.kv_cache(config.blocks, BLOCK_TOKENS)
@@ -116,5 +116,5 @@ def _info(base: BaseFile, config: EngineConfig, decoder: Decoder) -> ModelInfo:
         heads=facts.heads, kv_heads=facts.kv_heads, vocab=facts.vocab, context=config.context, trained_context=facts.context,
         parameters=base.parameters, file_bytes=base.file_bytes, weight_bytes=decoder.nbytes,
         weights="packed" if config.packed else "dense", weight_types=base.weight_types,
-        device=str(config.device), dtype=DTYPE_NAMES[config.dtype], tied=facts.tied, threads=torch.get_num_threads(),
+        device=str(config.device), dtype=config.dtype_name, tied=facts.tied, threads=torch.get_num_threads(),
         linear_modules=len(module_shapes(facts)), chat_template=bool(base.chat_template), end_tokens=base.end_tokens, notes=base.notes)

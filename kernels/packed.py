@@ -31,6 +31,8 @@ class PackedWeight:
 
     parts: tuple[PackedRows, ...]
     dtype: torch.dtype
+    rounded: bool = False
+    """on a CPU, products may round as torch's own products of packed numbers do"""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -73,7 +75,8 @@ class PackedWeight:
 
 def packed_concat(weights: list[Tensor | PackedWeight]) -> PackedWeight:
     """The weights one under the other, without a copy; plain ones become rows of their own number format."""
-    return PackedWeight(tuple(part for weight in weights for part in _parts(weight)), weights[0].dtype)
+    return PackedWeight(tuple(part for weight in weights for part in _parts(weight)), weights[0].dtype,
+                        any(isinstance(weight, PackedWeight) and weight.rounded for weight in weights))
 
 
 def convert_(data: Tensor, type_name: str, out: Tensor) -> None:

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .packed import PackedWeight, packed_concat
+from .packed_cpu import CpuWeight, packed_for_cpu
 from .repacked import RepackedWeight, repacked
 from .triton_compat import HAS_TRITON
 
-Weight = Tensor | PackedWeight | RepackedWeight
+Weight = Tensor | PackedWeight | RepackedWeight | CpuWeight
 """[rows, d_in]; both have shape, dtype (the model's), device and nbytes"""
 CHUNK_ELEMENTS = 1 << 22
 """of the fp32 copies that `row_chunks` hands out"""
@@ -35,12 +36,15 @@ def concat_rows(parts: Sequence[Weight]) -> Weight:
 
 
 def laid_out(weight: Weight, gated: bool = False) -> Weight:
-    """`weight` as its device reads it best: packed rows are repacked once on a CUDA device, where they are of types that kernels know.
+    """`weight` as its device reads it best: packed rows are repacked once, on a CUDA device where they are of types that kernels know, on
+    a CPU where they may be rounded as its products of packed numbers do.
 
     `gated`: its upper half is a gate for the lower one.
     """
     if isinstance(weight, PackedWeight) and weight.device.type == "cuda" and HAS_TRITON:
         return repacked(weight, gated) or weight
+    if isinstance(weight, PackedWeight) and weight.device.type == "cpu" and weight.rounded:
+        return packed_for_cpu(weight) or weight
     return weight
 
 

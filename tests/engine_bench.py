@@ -34,7 +34,9 @@ class Bench:
     def __init__(self, base: Path, **load: object) -> None:
         self.events: list[Event] = []
         self.engine = Engine(self.events.append)
-        self.engine.load_model(LoadModel(str(base), **{"device": "cpu"} | load))
+        options = {"device": "cpu"} | load
+        exact = {"dtype": "fp32"} if options["device"] == "cpu" else {}
+        self.engine.load_model(LoadModel(str(base), **exact | options))
 
     def submit(self, number: int, prompt: object = PROMPT, mix: Mix = (), **sampling: object) -> None:
         self.engine.submit(Generate(number, prompt, mix, Sampling(**{"max_tokens": 20} | sampling)))

@@ -167,6 +167,8 @@ async def test_what_the_header_says_of_memory_follows_the_options(sample_base: P
     screen = LoadScreen()
     async with Host(screen).run_test(size=(100, 30)) as pilot:
         screen.query_one("#path", Input).value = str(sample_base)
+        await wait_until(pilot, lambda: "weights packed 90.4 MiB +" in text(screen, "memory"))
+        screen.query_one("#dtype").value = "fp32"
         await wait_until(pilot, lambda: "weights dense 513 MiB (packed 92.1 MiB)" in text(screen, "memory"))
         assert "llama · 30 layers" in text(screen, "memory") and "fits" in text(screen, "memory")
         screen.query_one("#dtype").value = "bf16"
@@ -223,8 +225,8 @@ def test_options_and_memory_without_a_header() -> None:
     halves = {"dense_weights_bytes": 2 << 30, "packed_weights_bytes": 1 << 29, "kv_of_a_token_bytes": 2 << 10}
     singles = {"dense_weights_bytes": 4 << 30, "packed_weights_bytes": 1 << 29, "kv_of_a_token_bytes": 4 << 10}
     plan = {"name": "m", "architecture": "llama", "layers": 2, "weight_types": {"F16": 3}, "file_bytes": 100, "trained_context": 9000,
-            "parameters": 1 << 30, "memory": {"fp32": singles, "bf16": halves, "fp16": halves}, "dense_share": 0.75, "download_bytes": 0,
-            "available_bytes": 1 << 30}
+            "parameters": 1 << 30, "memory": {"fp32": singles, "bf16": halves, "fp16": halves}, "dense_share": 0.75, "cpu_dtype": "fp32",
+            "download_bytes": 0, "available_bytes": 1 << 30}
     assert "weights dense 2.0 GiB (packed 512 MiB) + a full chat of 4096 tokens 8.0 MiB" in memory_line(plan, options)
     assert "weights packed 512 MiB (dense 4.0 GiB) + a full chat of 4096 tokens 16.0 MiB" in memory_line(plan, options | {"device": "cpu"})
     assert "fits" in memory_line(plan, options | {"device": "cpu"})

@@ -162,17 +162,17 @@ def test_weights_are_packed_unasked_when_dense_ones_are_too_large(file: Callable
     bench = Bench(base)
     assert bench.engine.model.info.weights == "dense" and not of_weights(bench.engine.model.info)
     free(dense)
-    info = bench.engine.load_model(LoadModel(str(base), "cpu"))
+    info = bench.engine.load_model(LoadModel(str(base), "cpu", "fp32"))
     assert info.weights == "packed" and info.weight_bytes == small
     (note,) = of_weights(info)
     assert note.startswith(f"the weights stay packed as in the file, {small:,} bytes: "
                            f"{dense:,} bytes as fp32 are more than 75% of the {dense:,}")
     free(dense - 1)
     with pytest.raises(OutOfMemory, match=f"its weights take {dense:,} bytes as fp32, {small:,} packed.* choose weights packed"):
-        bench.engine.load_model(LoadModel(str(base), "cpu", weights="dense"))
+        bench.engine.load_model(LoadModel(str(base), "cpu", "fp32", weights="dense"))
     free(small - 1)
     with pytest.raises(OutOfMemory, match=f"{small:,} packed as in the file, {small - 1:,} bytes of memory are free"):
-        bench.engine.load_model(LoadModel(str(base), "cpu"))
+        bench.engine.load_model(LoadModel(str(base), "cpu", "fp32"))
 
 
 def test_what_the_machine_can_never_hold_is_refused_with_the_base_before_it_still_loaded(
@@ -181,7 +181,7 @@ def test_what_the_machine_can_never_hold_is_refused_with_the_base_before_it_stil
     bench = Bench(file(MIXED))
     monkeypatch.setattr(config, "_total_bytes", lambda device: 1000)
     with pytest.raises(OutOfMemory, match="cpu has 1,000 bytes of memory in all"):
-        bench.engine.load_model(LoadModel(str(file(MIXED)), "cpu"))
+        bench.engine.load_model(LoadModel(str(file(MIXED)), "cpu", "fp32"))
     assert bench.engine.model is not None
 
 

@@ -25,8 +25,9 @@ def header_line(state: BenchState, width: int) -> Content:
     if model:
         threads = f"({model.threads})" if model.device == "cpu" else ""
         parts["name"] = (f"  {clean_line(model.name, 40)}", "")
-        packed = f"packed {size_text(model.weight_bytes)}, " if model.weights == "packed" else ""
-        parts["facts"] = (f" · {packed}{clean_line(model.dtype, 8)} · {clean_line(model.device, 12)}{threads}", "")
+        packed = f"packed {size_text(model.weight_bytes)}" if model.weights == "packed" else ""
+        number = "" if packed and model.dtype == "packed" else clean_line(model.dtype, 8)
+        parts["facts"] = (f" · {', '.join(filter(None, (packed, number)))} · {clean_line(model.device, 12)}{threads}", "")
         parts["context"] = (f"  ctx {context_used(state)}/{model.context}", "")
     parts["engine"] = (where, "$text-error" if state.engine == "gone" else "bold")
     for least in ("title", "facts", "context"):

@@ -76,7 +76,8 @@ def plan_lines(plan: dict[str, Any]) -> list[str]:
     if "memory" not in plan:
         return [memory_line(plan, {})]
     usual = {"context": "0", "host_cache": "1G", "slots": "4", "device": "cpu", "weights": "auto"}
-    said = {dtype: memory_line(plan, usual | {"dtype": dtype}).splitlines() for dtype in ("fp32", "bf16")}
+    formats = ("fp32", "bf16", *(("packed",) if plan["cpu_dtype"] == "packed" else ()))
+    said = {dtype: memory_line(plan, usual | {"dtype": dtype}).splitlines() for dtype in formats}
     return [plan["name"], said["fp32"][0], *(f"{dtype}: {lines[1]}" for dtype, lines in said.items())]
 
 
@@ -88,15 +89,21 @@ def memory_line(plan: dict[str, Any], options: dict[str, str]) -> str:
         load = load_command(None, options)
     except UsageError as error:
         return str(error)
-    dtype = ("bf16" if load.device == "cuda" else "fp32") if load.dtype == "auto" else load.dtype
+    on_cpu = load.device != "cuda"
+    unasked = ("fp32" if load.weights == "dense" else plan["cpu_dtype"]) if on_cpu else "bf16"
+    dtype = unasked if load.dtype == "auto" or not on_cpu and load.dtype == "packed" else load.dtype
     memory, free = plan["memory"][dtype], plan["available_bytes"]
     tokens = load.context or min(plan["trained_context"], 8192)
     dense, packed = memory["dense_weights_bytes"], memory["packed_weights_bytes"]
-    too_tight = load.device != "cuda" and dense > plan["dense_share"] * free
-    keep_packed = packed < dense and (load.weights == "packed" or load.weights == "auto" and too_tight)
+    too_tight = on_cpu and dense > plan["dense_share"] * free
+    keep_packed = packed < dense and ("packed" in (load.weights, load.dtype) or load.weights == "auto" and too_tight)
     weights, kv = packed if keep_packed else dense, memory["kv_of_a_token_bytes"] * tokens
-    both = (f"packed {size_text(packed)} (dense {size_text(dense)})" if keep_packed else
-            f"dense {size_text(dense)}" + (f" (packed {size_text(packed)})" if packed < dense else ""))
+    if dtype == "packed":
+        both = f"packed {size_text(packed)}"
+    elif keep_packed:
+        both = f"packed {size_text(packed)} (dense {size_text(dense)})"
+    else:
+        both = f"dense {size_text(dense)}" + (f" (packed {size_text(packed)})" if packed < dense else "")
     types = " ".join(f"{kind}×{count}" for kind, count in sorted(plan["weight_types"].items(), key=lambda item: -item[1])[:3])
     need = weights + kv
     fits = "fits" if need < free else "DOES NOT FIT"

@@ -17,7 +17,9 @@ Lora = Annotated[tuple[str, ...], Parameter(name="--lora", negative="", show_def
                  help="[NAME=]PATH[:SCALE]: an adapter to load and switch on; may be given several times. "
                       "A sample adapter's name is a PATH too.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where the model runs.")]
-Dtype = Annotated[Literal["auto", "fp32", "bf16", "fp16"], Parameter(help="Number format of the weights in memory.")]
+Dtype = Annotated[Literal["auto", "fp32", "bf16", "fp16", "packed"], Parameter(
+    help="Number format of the weights in memory. packed keeps them as small as in a GGUF file and multiplies them so; auto does that on "
+         "a CPU where the file allows it. fp32 is exact.")]
 Weights = Annotated[Literal["auto", "dense", "packed"], Parameter(
     help="Weights in memory: numbers of that format, or packed as in the file; auto packs them when dense ones leave too little memory.")]
 Context = Annotated[str, Parameter(help="Tokens one chat may hold, for example 4096 or 4k; "

@@ -11,7 +11,10 @@ class LoadModel(Struct):
 
     path: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    dtype: Literal["auto", "fp32", "bf16", "fp16", "packed"] = "auto"
+    """of weights, keys and values. packed: matrices stay packed and are multiplied so; on a CPU, products then round to bf16 and all else
+    is fp32, on CUDA it is bf16. auto: on a CPU packed where most of a file's numbers are of types that it multiplies so, else fp32; on CUDA
+    bf16"""
     context: int = 0
     """tokens a request may hold; 0 takes what the model was trained for, at most 8192"""
     slots: int = 4

@@ -88,7 +88,7 @@ class LoadScreen(SteadySize, Screen[None]):
         yield OptionList(id="models", markup=False)
         with Horizontal(id="options"):
             yield from self._pick("device", "Device", ("auto", "cpu", "cuda"), self._last.device)
-            yield from self._pick("dtype", "Number format", ("auto", "fp32", "bf16", "fp16"), self._last.dtype)
+            yield from self._pick("dtype", "Number format", ("auto", "fp32", "bf16", "fp16", "packed"), self._last.dtype)
             yield from self._pick("weights", "Weights", ("auto", "dense", "packed"), self._last.weights)
             cache = size_input(self._last.host_cache_bytes)
             for (name, label), value in zip(FIELDS.items(), (str(self._last.context), str(self._last.slots), cache), strict=True):

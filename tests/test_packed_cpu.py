@@ -1,0 +1,133 @@
+"""Packed matrices as a CPU multiplies them: their numbers and products against those of the file, how far they round, and what is left."""
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf_file import HALVES, random_bytes, write_gguf
+from torch import Tensor
+
+from lora_bench.engine.base_file import open_base
+from lora_bench.engine.config import make_config
+from lora_bench.engine.protocol import LoadModel
+from lora_bench.engine.weights.load import load_weights
+from lora_bench.engine.weights.memory import CPU_BITS, weight_bytes
+from lora_bench.kernels import packed_cpu
+from lora_bench.kernels.int4_rows import FEW_TOKENS, Int4Rows
+from lora_bench.kernels.int8_rows import EIGHT_BITS, MOST_ERROR, Int8Rows
+from lora_bench.kernels.packed import PackedRows, PackedWeight, packed_concat
+from lora_bench.kernels.packed_cpu import CpuWeight, multiplies_packed
+from lora_bench.kernels.quant.four_bits import FOUR_BITS
+from lora_bench.kernels.weights import base_linear, laid_out, row_chunks, rows
+
+pytestmark = pytest.mark.skipif(not multiplies_packed(), reason="this CPU has no products of packed numbers")
+KINDS = sorted((*FOUR_BITS, *EIGHT_BITS))
+ROUNDED = 2.0**-8
+"""of a number, by bf16"""
+
+
+def packed_matrix(kind: str, count: int, d_in: int) -> PackedWeight:
+    """Its scales are alike, as trained ones are."""
+    chance = np.random.default_rng(torch.initial_seed())
+    blocks = random_bytes(kind, (count, d_in), chance)
+    for start in HALVES[kind]:
+        blocks[:, start:start + 2] = chance.uniform(0.01, 0.03, (len(blocks), 1)).astype(np.float16).view(np.uint8)
+    data = torch.from_numpy(blocks)
+    return PackedWeight((PackedRows(kind, data.view(count, -1)),), torch.float32, True)
+
+
+def exact(weight: PackedWeight | CpuWeight) -> Tensor:
+    return torch.cat([chunk.clone() for _, chunk in row_chunks(weight)])
+
+
+def apart(got: Tensor, wanted: Tensor) -> float:
+    return float((got.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def test_the_types_are_those_that_headers_count() -> None:
+    assert CPU_BITS == dict.fromkeys(FOUR_BITS, 5) | dict.fromkeys(EIGHT_BITS, 8)
+
+
+@pytest.mark.parametrize(("count", "d_in"), [(128, 256), (176, 512), (16, 256)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_rows_and_products(kind: str, count: int, d_in: int) -> None:
+    packed = packed_matrix(kind, count, d_in)
+    weight, wanted = laid_out(packed), exact(packed)
+    (part,) = weight.parts
+    most = 2 * ROUNDED if isinstance(part, Int4Rows) else MOST_ERROR
+    assert weight.shape == (count, d_in) and isinstance(part, Int4Rows if kind in FOUR_BITS else Int8Rows)
+    assert weight.nbytes == pytest.approx(count * d_in * CPU_BITS[kind] / 8, rel=0.02)
+    assert apart(exact(weight), wanted) < most
+    ids = torch.tensor([0, count - 1, count // 2, 0])
+    assert torch.equal(rows(weight, ids), exact(weight)[ids]) and rows(weight, ids[:0]).shape == (0, d_in)
+    for tokens in (1, 3, FEW_TOKENS + 1):
+        x, bias = torch.randn(tokens, d_in), torch.randn(count)
+        y = base_linear(x, weight, bias)
+        assert y.dtype == torch.float32 and apart(y - bias, x @ wanted.t()) < most + 2 * ROUNDED
+        assert apart(y - bias, x @ exact(weight).t()) < 2 * ROUNDED, "nothing more is rounded than inputs and outputs"
+
+
+def test_numbers_do_not_depend_on_how_many_are_unpacked_at_once() -> None:
+    for kind in ("Q4_1", "Q8_0"):
+        weight = laid_out(packed_matrix(kind, 240, 256))
+        for elements in (1, 70 * 256, 1 << 20):
+            assert torch.equal(torch.cat([chunk.clone() for _, chunk in weight.chunks(torch.float32, elements)]), exact(weight))
+
+
+def test_types_beside_each_other_and_those_that_no_product_knows() -> None:
+    parts = [packed_matrix(kind, count, 256) for kind, count in (("Q4_K", 80), ("Q6_K", 48), ("IQ4_NL", 33), ("Q4_0", 24))]
+    weight, wanted = laid_out(packed_concat(parts)), torch.cat([exact(part) for part in parts])
+    assert [type(part) for part in weight.parts] == [Int4Rows, Int8Rows, PackedWeight, PackedWeight]
+    ids = torch.tensor([0, 79, 80, 127, 128, 160, 161, 184])
+    assert apart(rows(weight, ids), wanted[ids]) < MOST_ERROR
+    for tokens in (1, 70):
+        x = torch.randn(tokens, 256)
+        assert apart(base_linear(x, weight, None), x @ wanted.t()) < MOST_ERROR + 2 * ROUNDED
+    assert isinstance(laid_out(parts[2]), PackedWeight)
+
+
+def test_large_numbers_beside_small_ones_keep_their_blocks() -> None:
+    """A scale for a whole row would leave nothing of the small ones."""
+    packed = packed_matrix("Q8_0", 32, 256)
+    packed.parts[0].data[:, :2] = torch.tensor([1000.0], dtype=torch.float16).view(torch.uint8)
+    assert isinstance(laid_out(packed), CpuWeight)
+    mixed = packed_matrix("Q8_0", 32, 256)
+    blocks = mixed.parts[0].data.view(32, 8, 34)
+    blocks[:, 0, 2:] = 0
+    blocks[:, 0, 2] = 127
+    blocks[:, 0, :2] = (20 * blocks[:, 1, :2].contiguous().view(torch.float16)).view(torch.uint8)
+    assert isinstance(laid_out(mixed), PackedWeight)
+
+
+def test_exact_products_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = packed_matrix("Q4_0", 64, 256)
+    assert isinstance(laid_out(replace(packed, rounded=False)), PackedWeight)
+    monkeypatch.setattr(packed_cpu, "multiplies_packed", lambda: False)
+    assert isinstance(laid_out(packed), PackedWeight)
+
+
+# -- which dtype does what -------------------------------------------------------------------------
+def test_auto_multiplies_packed_where_the_file_is_packed(tmp_path: Path, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    small, plain = (open_base(write_gguf(tmp_path / f"{kind}.gguf", {"": kind}, draw)) for kind in ("Q4_K", "F32"))
+
+    def chosen(base: object, dtype: str, weights: str = "auto") -> tuple[str, bool]:
+        config = make_config(LoadModel("", "cpu", dtype, weights=weights), base, lambda: None)
+        return config.dtype_name, config.packed
+
+    assert chosen(small, "auto") == chosen(small, "packed") == chosen(small, "auto", "packed") == ("packed", True)
+    assert chosen(small, "auto", "dense") == chosen(small, "fp32") == chosen(plain, "auto") == ("fp32", False)
+    assert chosen(small, "fp32", "packed") == ("fp32", True) and chosen(small, "bf16") == ("bf16", False)
+    assert chosen(plain, "packed") == ("fp32", False)
+    with pytest.raises(ValueError, match="dtype packed was asked for with dense weights; choose"):
+        chosen(small, "packed", "dense")
+
+
+def test_memory_is_what_headers_say(tmp_path: Path, seed: int) -> None:
+    base = open_base(write_gguf(tmp_path / "base.gguf", {"": "Q4_K", "up_proj": "IQ4_XS"}, np.random.default_rng(seed)))
+    weights = load_weights(base, "cpu", torch.float32, packed=True, rounded=True)
+    taken = sum(laid_out(weight).nbytes if len(weight.shape) == 2 else weight.nbytes for weight in weights.values())
+    assert taken == pytest.approx(weight_bytes(base.tensors.values(), 4, True, True), rel=0.03)
