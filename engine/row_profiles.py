@@ -58,7 +58,8 @@ class RowProfiles:
         which = self._rows.own  # profiles, the same where they change gate or up, whether a row has an embedding of its own
         which[:] = 0
         self._routing, self._acting = routing, None
-        if why := next((why for row in uses if (why := _obstacle(row, routing.contents, self._decoder.facts.layers))), ""):
+        layers = self._decoder.facts.layers
+        if why := next((why for row in dict.fromkeys(uses) if (why := _obstacle(row, routing.contents, layers))), ""):
             return why
         keys = [_key(row, routing.contents) for row in uses]
         wanted = {key: row for key, row in zip(keys, uses, strict=True) if key}
@@ -104,14 +105,11 @@ class RowProfiles:
     def _write(self, index: int, parts: Sequence[tuple[float, SlotContent]]) -> None:
         """Behind the steps that were launched, which may read what was there."""
         linears, norms = self._vectors.linears, self._vectors.norms
-        for gains, shifts in linears.values():
-            gains[index], shifts[index] = 1.0, 0.0
-        for changes in norms.values():
-            changes[index] = 0.0
+        self._vectors.clear(index)
         for scale, content in parts:
-            for place, found in (content.dora.gains(scale) if content.dora else {}).items():
-                if place in linears:
-                    linears[place][0][index] = found
+            for place, gains in (content.dora.gains(scale) if content.dora else {}).items():
+                if place != EMBEDDING:
+                    linears[place][0][index] = gains
         for scale, content in parts:
             for place, bias in content.lora_biases.items():  # of a DoRA or before it: its gains are theirs
                 gains, shifts = (vectors[index] for vectors in linears[place])
@@ -139,12 +137,14 @@ def _head(uses: Sequence[ActiveUse], contents: Mapping[str, SlotContent]) -> Hea
 def _obstacle(uses: Sequence[ActiveUse], contents: Mapping[str, SlotContent], layers: int) -> str:
     """Gains act on what precedes them in a mix: a captured step adds all rank rows of a place before it multiplies. And rows of a head
     stand for those of the base, to which others would add."""
-    gained: dict[Place, str] = {}
     heads = [use.name for use in uses if contents[use.name].head is not None]
+    if not heads and (len(uses) == 1 or all(contents[use.name].dora is None for use in uses)):
+        return ""
+    gained: dict[Place, str] = {}
     for use in uses:
         content = contents[use.name]
         if heads and (heads[-1] != use.name and content.head or (layers, "lm_head") in content.low_rank(layers) | content.changed_linears):
-            return f"{use.name} and {heads[-1]}, which has head rows of its own, change the head in one mix"
+            return f"{use.name} changes the head beside the head rows of {heads[-1]}"
         gains = frozenset(content.dora.places if content.dora else ())
         for place in content.low_rank(layers) | content.lora_biases.keys() | gains:
             if place in gained and place != EMBEDDING:

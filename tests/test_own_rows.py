@@ -175,7 +175,7 @@ def test_what_no_graph_has_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         change_all(peft, "default").save_pretrained(tmp_path / "adapters" / name)
     bench = _Own(base, monkeypatch, tmp_path / "adapters")
     monkeypatch.setattr("lora_bench.engine.row_profiles.MOST_PROFILES", 2)
-    why = {("saved_head", "plain"): "plain and saved_head, which has head rows of its own, change the head in one mix", ("dora",): ""}
+    why = {("saved_head", "plain"): "plain changes the head beside the head rows of saved_head", ("dora",): ""}
     for names, path in why.items():
         bench.submit(1, TokenIds(random_ids(5)), _mix(names, lambda: 1.0), max_tokens=3)
         bench.run()
@@ -185,3 +185,12 @@ def test_what_no_graph_has_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         bench.submit(number, TokenIds(random_ids(5)), (AdapterUse("dora", 0.1 * (number + 1)),), max_tokens=5)
     bench.run()
     assert bench.of(StepFinished)[-1].path == "eager: 3 mixes with DoRA, trained biases or norms act, at most 2 do in a graph"
+    bench.drawn.clear()
+    for number in range(5):  # each takes the place of the one before last
+        mix = (AdapterUse("dora", 0.2 + number),)
+        bench.submit(number + 3, TokenIds(random_ids(5)), mix, max_tokens=3)
+        bench.run()
+        for _, ids, logits in bench.drawn[-2:]:
+            expected = bench.engine.logits(ids, mix)
+            assert (logits[: len(expected)] - expected).norm() <= 1e-5 * expected.norm(), number
+    assert len(bench.drawn) >= 10

@@ -29,13 +29,18 @@ class ProfileVectors:
         sizes = [linear.weight.shape[0] for linear in linears.values()]
         widths = [norm.rms.weight.shape[0] for norm in norms.values()]
         self.count = count
-        gains, shifts = (torch.zeros(count, sum(sizes), device=decoder.device).split(sizes, 1) for _ in range(2))
-        changes = torch.zeros(count, sum(widths), device=decoder.device).split(widths, 1)
-        self.linears: Mapping[Place, tuple[Tensor, Tensor]] = dict(zip(linears, zip(gains, shifts, strict=True), strict=True))
+        self._gains, self._shifts = (torch.zeros(count, sum(sizes), device=decoder.device) for _ in range(2))
+        self._changes = torch.zeros(count, sum(widths), device=decoder.device)
+        self.linears: Mapping[Place, tuple[Tensor, Tensor]] = dict(
+            zip(linears, zip(self._gains.split(sizes, 1), self._shifts.split(sizes, 1), strict=True), strict=True))
         """(gains, shifts) fp32 [count, d_out] by (layer, fused linear)"""
-        self.norms: Mapping[Place, Tensor] = dict(zip(norms, changes, strict=True))
+        self.norms: Mapping[Place, Tensor] = dict(zip(norms, self._changes.split(widths, 1), strict=True))
         """fp32 [count, width] by (layer, norm)"""
         self._weights = {norm: NormRows(norm.rms.weight, self.norms[place]) for place, norm in norms.items()}
+
+    def clear(self, index: int) -> None:
+        """The profile at `index` changes nothing."""
+        self._gains[index], self._shifts[index], self._changes[index] = 1.0, 0.0, 0.0
 
     def norm(self, place: Norm | None) -> NormRows | None:
         return None if place is None else self._weights[place]
