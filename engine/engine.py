@@ -208,17 +208,23 @@ class Engine:
             self._fail(request, message, out_of_memory)
 
     # -- the step --------------------------------------------------------------------------------
-    def step(self) -> bool:
-        """Admit, compute one step, tell. False when there was nothing to do."""
+    def step(self, meanwhile: Callable[[], object] = lambda: None) -> bool:
+        """Admit, compute one step, tell. False when there was nothing to do. `meanwhile` is called beside the device's work, where there is
+        any: what it does then delays no token."""
         if self._model is None:
             return False
         self._admit(self._model)
         works = self._model.scheduler.plan()
         stopped = self._tell_stopped(self._model.scheduler)
-        if not works:
+
+        def beside() -> None:
             self._emit.flush()
+            meanwhile()
+
+        if not works:
+            beside()
             return stopped
-        drawn, told = self._traces.run(self._model.runner, works, self._emit.flush)
+        drawn, told = self._traces.run(self._model.runner, works, beside)
         for request, token in drawn:
             self._accept(request, token)
         for make in told:

@@ -52,6 +52,8 @@ class Fetches:
         self._ready: dict[str, Ready] = {}
         self._failures: dict[str, Exception] = {}
         """of those that someone waits for"""
+        self._nobody = False
+        """waited when that was said last"""
 
     @property
     def reading(self) -> str:
@@ -82,6 +84,9 @@ class Fetches:
     def want(self, wanted: Iterable[Want]) -> None:
         """Who waits now, in place of who waited before; first come first. Each step of the loop says it anew."""
         wanted = [want for want in wanted if want.names]
+        if not wanted and self._nobody and not (self._aside or self._ready or self._failures):
+            return
+        self._nobody = not wanted
         near = self._near(wanted)
         self._tiers.host.kept = frozenset(name for name, (_, fits) in near.items() if fits)
         ahead = dict(self._ahead(wanted))

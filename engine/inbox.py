@@ -30,6 +30,8 @@ class Inbox:
         """The oldest command; None when there is none within `timeout` seconds."""
         if self._seen:
             return self._seen.popleft()
+        if timeout <= 0 and self._queue.empty():
+            return None
         try:
             return self._queue.get(timeout=timeout) if timeout > 0 else self._queue.get_nowait()
         except queue.Empty:

@@ -243,6 +243,10 @@ class Scheduler:
         for group in [group for group in self._groups if any(request.lacks_former for request in group.requests)]:
             self._set_back(group, "what it said under its former mixes is computed again, and these must have slots first")
         coming = [group for group in self._groups if not group.ready]
+        return self._with_blocks(self._with_prompts(coming) if coming else [Work(request, 1) for request in self.running])
+
+    def _with_prompts(self, coming: Sequence[Group]) -> list[Work]:
+        """A token for every reply, the rest for the prompts of `coming`."""
         prompts = self._prompts(coming)  # before it is known who is ready: what they take over of others may be all that was left
         coming = [group for group in coming if not group.ready]
         ready = [request for group in self._groups if group not in coming for request in group.requests]
@@ -253,7 +257,7 @@ class Scheduler:
             if tokens:
                 self._served[request.id] = self._plans
                 works.append(Work(request, tokens))
-        return self._with_blocks(works)
+        return works
 
     def _prompts(self, unready: Sequence[Group]) -> list[tuple[Request, int]]:
         """The requests of `unready` with more than one token to compute and how many they may, those longest without a turn first.
@@ -282,7 +286,7 @@ class Scheduler:
         stopped: set[int] = set()
         for work in sorted(works, key=lambda work: self._of[work.request.id].number):
             group = self._of[work.request.id]
-            while group in self._groups and not work.request.reserve(work.tokens):
+            while work.request.table is not None and not work.request.reserve(work.tokens):
                 if len(self._groups) > 1:
                     self._preempt(self._groups[-1], group)
                 elif self._others_hold_blocks():
@@ -294,7 +298,9 @@ class Scheduler:
                     break
             else:
                 kept.append(work)
-        return self._in_step([work for work in kept if self._of[work.request.id] in self._groups], stopped)
+        if self.preempted:
+            kept = [work for work in kept if work.request.table is not None]
+        return self._in_step(kept, stopped) if stopped else kept
 
     def _outgrown(self, group: Group, work: Work) -> str:
         there = self.memory.blocks

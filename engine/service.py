@@ -90,7 +90,8 @@ class _Service:
             self._settle_loads()
             self._look_at_files()
             self._step()
-            self._snapshot()
+            if not self.engine.busy:  # else with the next step
+                self._snapshot()
 
     def _emit(self, event: Event) -> None:
         self._changed = True
@@ -114,7 +115,7 @@ class _Service:
 
     def _step(self) -> None:
         try:
-            stepped = self.engine.step()
+            stepped = self.engine.step(self._snapshot)
             scoring, checks = self.engine.scores.busy, self.engine.checks
             if scoring:
                 self.engine.scores.advance()

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .device_sampling_triton import draw_kernel
-from .sampling import Draw, noise_key, sample
+from .sampling import Draw, mixed_seeds, noise_key, noise_keys, sample
 from .triton_compat import INTERPRETED, runs_triton
 
 DRAW_WORDS = 9
@@ -26,8 +27,8 @@ _TURNS = {torch.bfloat16: 4, torch.float16: 5, torch.float32: 8}
 class DeviceSampler:
     """Draws for up to as many rows as `host` has, as `sample` does: to the same tokens but where two draws are within rounding.
 
-    `host` [rows, DRAW_WORDS] int64 is memory of the caller, who uploads it to `device` between `set` and what `run` launches; both stay at
-    their addresses.
+    `host` [rows, DRAW_WORDS] int64 is memory of the caller, who uploads it to `device` between `set` or `move_on` and what `run` launches;
+    both stay at their addresses.
     """
 
     def __init__(self, host: np.ndarray, device: Tensor, columns: int) -> None:
@@ -40,6 +41,10 @@ class DeviceSampler:
         self._counters = torch.zeros(rows, dtype=torch.int32, device=device.device)
         self._written: list[tuple[float, ...]] = [()] * rows
         self._draws: Sequence[Draw] = ()
+        self._positions: Sequence[int] = ()
+        self._seeds: np.ndarray | None = None
+        """of the draws at random, and which they are, since these were moved on first"""
+        self._random = np.zeros(0, np.int64)
         self.set([Draw()] * rows)
 
     def set(self, draws: Sequence[Draw]) -> None:
@@ -49,7 +54,16 @@ class DeviceSampler:
             if words != self._written[row]:
                 self._written[row] = words
                 self._floats[row, :4], self._host[row, 4:] = words[:4], words[4:]
-        self._draws = draws
+        self._draws, self._positions, self._seeds = draws, [draw.position for draw in draws], None
+
+    def move_on(self, positions: Sequence[int]) -> None:
+        """The draws that were set last, each at another position; far cheaper than to set them again."""
+        if self._seeds is None:
+            self._seeds = mixed_seeds([draw.seed for draw in self._draws])
+            self._random = np.array([draw.temperature > 0 for draw in self._draws], np.int64)
+            self._written = [()] * len(self._written)  # their keys change from here on
+        self._host[: len(positions), 4] = noise_keys(self._seeds, positions) * self._random
+        self._positions = positions
 
     def _words(self, draw: Draw) -> tuple[float, ...]:
         seen = draw.seen if draw.repetition_penalty != 1.0 else None
@@ -65,7 +79,8 @@ class DeviceSampler:
         """Write the tokens [rows] int64 of logits [rows, columns], any float dtype; may be captured."""
         if not runs_triton(logits):
             rest = [Draw()] * (len(logits) - len(self._draws))
-            tokens.copy_(torch.tensor(sample(logits, [*self._draws, *rest][: len(logits)])))
+            draws = [replace(draw, position=position) for draw, position in zip(self._draws, self._positions, strict=True)]
+            tokens.copy_(torch.tensor(sample(logits, [*draws, *rest][: len(logits)])))
             return
         rows, columns = logits.shape
         parts = 1 if INTERPRETED else PARTS if rows <= FEW_ROWS else PARTS // 2  # the interpreter runs one after another: none may wait

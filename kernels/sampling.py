@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,6 +111,19 @@ def noise_key(seed: int, position: int) -> int:
     """What the noise of all tokens at `position` is made of, as a signed number of 64 bits."""
     key = _mix_int(_mix_int(seed & _MASK) ^ (position & _MASK))
     return key - (1 << 64) if key >> 63 else key
+
+
+def noise_keys(seeds: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+    """[n] int64: `noise_key` of each pair of `mixed_seeds` [n] uint64 and positions."""
+    x = (seeds ^ np.array(positions, np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))).view(np.int64)
+
+
+def mixed_seeds(seeds: Sequence[int]) -> np.ndarray:
+    """[n] uint64: what `noise_keys` takes of them."""
+    return np.array([_mix_int(seed & _MASK) for seed in seeds], np.uint64)
 
 
 def _mix_int(x: int) -> int:

@@ -1,6 +1,9 @@
 """Sampling: what each setting keeps, the law of the draws, and that a batch changes nothing."""
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import torch
 
 from lora_bench.kernels.device_sampling import DRAW_WORDS, DeviceSampler
@@ -104,3 +107,22 @@ def test_a_device_sampler_without_triton_draws_as_sample_does() -> None:
     sampler.set(draws)
     sampler.run(logits, tokens)
     assert tokens.tolist() == [*sample(logits[:2], draws), -1]
+    sampler.move_on([12, 3])
+    sampler.run(logits, tokens)
+    assert tokens.tolist() == [*sample(logits[:2], [Draw(temperature=1.0, seed=5, position=12), Draw(position=3)]), -1]
+
+
+def test_draws_that_move_on_have_the_words_of_those_that_are_set_there(seed: int) -> None:
+    """Whatever was set before, and is set after."""
+    rng = random.Random(seed)
+    hosts = [torch.zeros(6, DRAW_WORDS, dtype=torch.int64) for _ in range(2)]
+    moved, set_anew = (DeviceSampler(host.numpy(), host, 40) for host in hosts)
+    for _ in range(40):
+        draws = [Draw(rng.choice((0.0, 0.7)), top_k=rng.randrange(9), seed=rng.randrange(-9, 1 << 64)) for _ in range(rng.randint(1, 6))]
+        moved.set(draws)
+        for _ in range(rng.randrange(3)):
+            positions = [rng.randrange(1 << 20) for _ in draws]
+            moved.move_on(positions)
+            draws = [replace(draw, position=position) for draw, position in zip(draws, positions, strict=True)]
+        set_anew.set(draws)
+        assert torch.equal(*hosts)

@@ -124,10 +124,10 @@ def test_a_load_is_cancelled_by_the_command_behind_it(tiny_gguf: Write) -> None:
 def test_a_step_that_breaks_drops_its_requests_and_the_loop_goes_on(tiny_gguf: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     real, faults = Engine.step, ["the device has a fault"]
 
-    def step(engine: Engine) -> bool:
+    def step(engine: Engine, *meanwhile: Callable[[], object]) -> bool:
         if engine.snapshot().waiting and faults:
             raise RuntimeError(faults.pop())
-        return real(engine)
+        return real(engine, *meanwhile)
 
     monkeypatch.setattr(Engine, "step", step)
     events: list[Event] = []

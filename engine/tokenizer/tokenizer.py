@@ -79,6 +79,8 @@ class Tokenizer:
         self.eats_space = {number: (token.lstrip, token.rstrip) for number, token in added.items() if token.special}
         """id of such a token -> whether it takes the white space before it, after it"""
         self._special_ids = frozenset(self.eats_space)
+        self._bytes: dict[int, bytes] = {}
+        """of tokens that were asked for"""
 
     def _adds_bos(self, base: BaseFile) -> bool:
         """What a file means that does not say whether plain text begins with BOS."""
@@ -112,10 +114,12 @@ class Tokenizer:
 
     def token_bytes(self, number: int, special: bool) -> bytes:
         """The bytes that a token stands for; none for ids without token and, unless `special`, for special ones."""
-        if not self._known(number) or number in self._special_ids and not special:
+        if number in self._special_ids and not special or not self._known(number):
             return b""
-        added = self._added.get(number)
-        return self._decoding.of(self._texts[number]) if added is None else self._decoding.of_added(added)
+        if (data := self._bytes.get(number)) is None:
+            added = self._added.get(number)
+            data = self._bytes[number] = self._decoding.of(self._texts[number]) if added is None else self._decoding.of_added(added)
+        return data
 
     def strip_first(self, data: bytes) -> bytes:
         """A text's bytes without the space that the decoder takes from its beginning."""
