@@ -82,11 +82,12 @@ class Runner:
         step = self._device_step
         replies = [work for work in works if work.tokens == 1 and work.sampled] if step is not None else []
         why = step.begin([work.request for work in replies]) if replies else ""
+        counts = [(work.request.decoding and work.tokens == 1, work.tokens) for work in works]
         if not replies or why:
             meanwhile()
             done = self._run_eagerly(works)
             path = why or self._why_eager or (_prompts(len(works)) if step is not None else "")
-            return self._finished(works, (done,), done.ms_by_op, f"eager: {path}" if path else "")
+            return self._finished(works, counts, (done,), done.ms_by_op, f"eager: {path}" if path else "")
         meanwhile()
         prompts = [work for work in works if work.tokens != 1 or not work.sampled]
         beside = self._run_eagerly(prompts) if prompts else None
@@ -96,8 +97,8 @@ class Runner:
         by_op = partial(step.by_op, times)
         done = _Done(dict(zip((work.request for work in replies), tokens, strict=True)), step.routing, times.ms, by_op)
         if beside is None:
-            return self._finished(works, (done,), by_op, "graph")
-        return self._finished(works, (done, beside), partial(_both, done, beside), f"graph and {_prompts(len(prompts))}")
+            return self._finished(works, counts, (done,), by_op, "graph")
+        return self._finished(works, counts, (done, beside), partial(_both, done, beside), f"graph and {_prompts(len(prompts))}")
 
     def _run_eagerly(self, works: Sequence[Work]) -> _Done:
         self._timer.start()
@@ -111,11 +112,12 @@ class Runner:
         return _Done(dict(zip(sampled, tokens, strict=True)), lora.routing if lora else None, ms, lambda: by_op)
 
     def _finished(
-        self, works: Sequence[Work], parts: tuple[_Done, ...], by_op: Callable[[], dict[str, float]], path: str,
+        self, works: Sequence[Work], counts: Sequence[tuple[bool, int]], parts: tuple[_Done, ...], by_op: Callable[[], dict[str, float]],
+        path: str,
     ) -> tuple[list[tuple[Request, int]], Callable[[], StepFinished]]:
-        """`parts`, the first of which ended last."""
+        """`counts`: whether each of `works` continues a reply, and its tokens. `parts`, the first of which ended last."""
         self._steps += 1
-        number, counts = self._steps, [(work.request.decoding and work.tokens == 1, work.tokens) for work in works]
+        number = self._steps
 
         def finished() -> StepFinished:
             decoding = sum(decodes for decodes, _ in counts)
