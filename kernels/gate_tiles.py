@@ -49,18 +49,23 @@ def _gate_kernel(
     inside = n < width
     both = (m < rows)[:, None] & inside[None, :]
     at = y + m.to(tl.int64)[:, None] * y_row + n[None, :]
-    gate = tl.load(at, mask=both, other=0.0).to(tl.float32)
-    up = tl.load(at + width, mask=both, other=0.0).to(tl.float32)
+    gate = tl.load(at, mask=both, other=0.0)
+    up = tl.load(at + width, mask=both, other=0.0)
     if RANKED:
         count = tl.load(counts + tile)
         acts = (tl.load(touched + m, mask=m < rows, other=0) != 0)[:, None]
         r = tl.arange(0, 16)
         low = h + m.to(tl.int64)[:, None] * h_row + r[None, :]
         rank = b + layer * b_layer + r[:, None] + n[None, :] * 16
+        added = tl.zeros((BM, BN), tl.float32)
+        added_up = added
         for place in range(0, count):
             page = tl.load(pages + tile * most + place).to(tl.int64) * b_page
-            gate = tl.dot(tl.load(low + place * 32, mask=acts, other=0.0),
-                          tl.load(rank + page, mask=inside[None, :], other=0.0), gate, input_precision="ieee")
-            up = tl.dot(tl.load(low + (place * 32 + 16), mask=acts, other=0.0),
-                        tl.load(rank + (page + width * 16), mask=inside[None, :], other=0.0), up, input_precision="ieee")
-    tl.store(out + m.to(tl.int64)[:, None] * width + n[None, :], gated(gate, up, GLU).to(out.dtype.element_ty), mask=both)
+            added = tl.dot(tl.load(low + place * 32, mask=acts, other=0.0),
+                           tl.load(rank + page, mask=inside[None, :], other=0.0), added, input_precision="ieee")
+            added_up = tl.dot(tl.load(low + (place * 32 + 16), mask=acts, other=0.0),
+                              tl.load(rank + (page + width * 16), mask=inside[None, :], other=0.0), added_up, input_precision="ieee")
+        result = gated(gate.to(tl.float32) + added, up.to(tl.float32) + added_up, GLU)
+    else:
+        result = gated(gate.to(tl.float32), up.to(tl.float32), GLU)
+    tl.store(out + m.to(tl.int64)[:, None] * width + n[None, :], result.to(out.dtype.element_ty), mask=both)

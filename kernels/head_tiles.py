@@ -79,19 +79,28 @@ def _head_kernel(
     inside = d < SIZE // 2
     both = here[:, None] & inside[None, :]
     at = qkv + m.to(tl.int64)[:, None] * row + head * SIZE + d[None, :]
-    low = tl.load(at, mask=both, other=0.0).to(tl.float32)
-    high = tl.load(at + SIZE // 2, mask=both, other=0.0).to(tl.float32)
+    low = tl.load(at, mask=both, other=0.0)
+    high = tl.load(at + SIZE // 2, mask=both, other=0.0)
     if RANKED:
         count = tl.load(counts + tile)
         acts = (tl.load(touched + m, mask=here, other=0) != 0)[:, None]
         r = tl.arange(0, 16)
         hs = h + m.to(tl.int64)[:, None] * h_row + (s * 16 + r)[None, :]
         bs = b + layer * b_layer + (head * SIZE + d)[None, :] * 16 + r[:, None]
+        added = tl.zeros((BM, HALF), tl.float32)
+        added_high = added
         for place in range(0, count):
             page = tl.load(pages + tile * most + place).to(tl.int64) * b_page
             hk = tl.load(hs + place * 48, mask=acts, other=0.0)
-            low = tl.dot(hk, tl.load(bs + page, mask=inside[None, :], other=0.0), low, input_precision="ieee")
-            high = tl.dot(hk, tl.load(bs + (page + SIZE // 2 * 16), mask=inside[None, :], other=0.0), high, input_precision="ieee")
+            b_low = tl.load(bs + page, mask=inside[None, :], other=0.0)
+            b_high = tl.load(bs + (page + SIZE // 2 * 16), mask=inside[None, :], other=0.0)
+            added = tl.dot(hk, b_low, added, input_precision="ieee")
+            added_high = tl.dot(hk, b_high, added_high, input_precision="ieee")
+        low = low.to(tl.float32) + added
+        high = high.to(tl.float32) + added_high
+    else:
+        low = low.to(tl.float32)
+        high = high.to(tl.float32)
     dtype = qkv.dtype.element_ty
     if s < 2:
         if q_norm is not None:
