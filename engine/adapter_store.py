@@ -268,6 +268,10 @@ class AdapterStore:
             self._users.over(user)
             self._finish_unloads()
 
+    def rehearsal(self) -> Routing | None:
+        """What steps of prompts are warmed up with (see RoutingCache.rehearsal)."""
+        return self._tiers.rehearsal()
+
     def routing(self, names: Iterable[str]) -> Routing | None:
         """The composition of adapters that are in slots, in the order of their digests; None without any."""
         return self._tiers.routing(sorted(set(names), key=lambda name: (self._records[name].info.digest, name)))

@@ -66,6 +66,11 @@ class Progress:
         self._phase, self._sent = phase, now
         self._emit(ModelLoading(phase, item, done, total))
 
+    def next(self, phase: str, item: str) -> None:
+        """`report` of a phase whose items take their time; raises LoadCancelled before each."""
+        self.check()
+        self.report(phase, item)
+
 
 def load_model(
     command: LoadModel, emit: Emit, cancelled: Callable[[], bool], make_room: Callable[[], None], wake: Callable[[], None] | None = None,
@@ -101,7 +106,7 @@ def load_model(
     runner = Runner(decoder, store, caches)
     if config.device.type == "cuda":
         runner.use_device_step(config.max_running, emit)
-    runner.warm_up()
+    runner.warm_up(lambda done, total: progress.next("warm-up", f"{base.name}: step {done + 1} of {total}"))
     progress.check()
     template = template_note(tokenizer, base.chat_template) if base.chat_template else ""
     base = replace(base, notes=(*base.notes, *config.notes, *([template] if template else [])))

@@ -5,14 +5,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..kernels.lora import ExpandSlice, LoraLinear, LoraStep, RowVectors
 from ..kernels.lora_tiles import SideStream, cut_tiles
+from ..kernels.rank_pages import PAGE_ROWS
 from .dora_rows import DoraRows
 from .page_lists import KindLists, PageLists, list_obstacle, page_lists
-from .page_pool import PagePool
+from .page_loads import PageLoad
+from .page_pool import AdapterPages, PagePool
 from .paged_linears import Layouts, PagedLinear
 from .slots import FusedPart, Slot, SlotContent, VocabularyPart
 
@@ -99,6 +102,16 @@ class RoutingCache:
                 self._cached.popitem(last=False)
         self._cached.move_to_end(key)
         return routing
+
+    def rehearsal(self) -> Routing | None:
+        """One adapter with an empty page in every linear of the layers; None where there are no pages."""
+        if self._pool is None:
+            return None
+        kinds = {kind: shape for kind, shape in self._pool.shapes.items() if kind != "lm_head"}
+        ranks = {kind: np.full((len(shape.modules), len(shape.ends)), PAGE_ROWS) for kind, shape in kinds.items()}
+        slot = Slot(-1)
+        slot.fill("", SlotContent({}, 0, PAGE_ROWS, pages=AdapterPages(dict.fromkeys(kinds, (0,)), ranks, 0, PageLoad())))
+        return self._compose([slot])
 
     @property
     def copied_bytes(self) -> int:

@@ -12,7 +12,6 @@ from ..kernels.timing import LapTimer
 from .active import Span
 from .adapter_store import AdapterStore
 from .batch import Chunk, step_inputs
-from .blocks import BlockTable
 from .device_step import DeviceStep, device_obstacle
 from .models.acting import ActiveLora, active_lora
 from .models.decoder import Decoder
@@ -20,6 +19,7 @@ from .protocol import STEP_OPS, Emit, StepFinished
 from .request import Request
 from .routing import Routing
 from .scheduler import Work
+from .warm_up import warm_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +135,9 @@ class Runner:
         if not self._why_eager:
             self._device_step = DeviceStep(self.decoder, self._store, self._caches, max_running, emit)
 
-    def warm_up(self) -> None:
-        """One token through the decoder, so that the first request does not pay for what torch and Triton prepare once."""
-        chunk = Chunk((0,), 0, BlockTable([0]), True)
-        self._timer.start()
-        self.decoder.forward(step_inputs([chunk], self.decoder.device), self._caches, None, self._timer.lap)
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """So that the first request does not pay for what torch and Triton prepare once; see `warm_up`."""
+        warm_up(self.decoder, self._caches, self._store.rehearsal(), progress)
         if self._device_step is not None:
             self._device_step.warm_up()
 

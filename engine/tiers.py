@@ -46,6 +46,10 @@ class Tiers:
         outputs = {key: [shapes[module][0] for module in modules] for key, modules in fused_modules(decoder.facts).items()}
         self._routings = RoutingCache(decoder.facts.layers, outputs, decoder.device, pool=self.pages)
 
+    def rehearsal(self) -> Routing | None:
+        """What steps of prompts are warmed up with (see RoutingCache.rehearsal)."""
+        return self._routings.rehearsal()
+
     @property
     def composed_bytes(self) -> int:
         """Device bytes of adapters laid end to end for steps that use several at once, beside the slots."""
