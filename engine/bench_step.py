@@ -28,6 +28,7 @@ ROUND_SECONDS = 1.0
 MORE_TOKENS = 4
 """that requests come to hold beside those that are measured"""
 SHAPE = {"cpu": "135m", "cuda": "8b"}
+PREFILL = {"cpu": (512,), "cuda": (512, 2048)}
 """what is measured when nothing is named"""
 BASE, ONE = "base", "1 adapter"
 
@@ -57,7 +58,7 @@ class _Read:
 
 def run_step(
     model: str | None = None, shape: str | None = None, packed: str = "", device: str = "auto", dtype: str = "auto", adapters: int = 8,
-    ranks: Sequence[int] = (16,), batch: Sequence[int] = (1, 8, 32), context: int = 256, prefill: Sequence[int] = (512, 2048),
+    ranks: Sequence[int] = (16,), batch: Sequence[int] = (1, 8, 32), context: int = 256, prefill: Sequence[int] | None = None,
     steps: int = 30, progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Median milliseconds of decode and prefill steps of a base, the one in the file `model` or one of random weights of `shape` and
@@ -65,9 +66,9 @@ def run_step(
     in turn.
     These are random ones, of `ranks` in turn, on all linears of all layers.
 
-    Decode: `batch` rows of `context` tokens; prefill: so many tokens together. Every cell has the least and the greatest of its
-    milliseconds beside their median, its floor, that is bytes which must be read over the bandwidth of a copy that was measured too, and
-    where the time went by op. Raises WrongShape, ValueError, OSError, OutOfMemory, NotMeasured.
+    Decode: `batch` rows of `context` tokens; prefill: so many tokens together (None: PREFILL). Every cell has the least and the greatest
+    of its milliseconds beside their median, its floor, that is bytes which must be read over the bandwidth of a copy that was measured
+    too, and where the time went by op. Raises WrongShape, ValueError, OSError, OutOfMemory, NotMeasured.
     """
     import torch
 
@@ -78,6 +79,7 @@ def run_step(
     from .measured_base import MeasuredBase
     use_cores()
     on = pick_device(device)
+    prefill = PREFILL[on.type] if prefill is None else prefill
     longest = max((context + steps, *prefill)) + MORE_TOKENS
     decoder, what = _base(model, shape or (None if model else SHAPE[on.type]), packed, device, dtype, longest, progress)
     progress("measuring how fast memory is copied")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import triton_cpu
 
 from lora_bench.engine.default_model import ensure_default_model
 from lora_bench.engine.models.facts import ModelFacts, module_shapes, tensor_shapes
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # shorter than the engine's process sets it: tests share their cores
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # as the engine's process sets it
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not session.config.option.collectonly:
+        triton_cpu.begin(session.items)
+
+
+def pytest_sessionfinish() -> None:
+    triton_cpu.end()
 
 
 @pytest.fixture(autouse=True)

@@ -75,7 +75,8 @@ def step(
     ranks: Annotated[str, Parameter(help="Their ranks, in turn: 16, or 8,16,32,64.")] = "16",
     batch: Annotated[str, Parameter(help="Rows of decode steps, each of them measured.")] = "1,8,32",
     context: Annotated[int, Parameter(validator=Within(4, 1_000_000), help="Tokens of every row.")] = 256,
-    prefill: Annotated[str, Parameter(help="Tokens of prompts, each of them measured; 0 for none.")] = "512,2048",
+    prefill: Annotated[str | None, Parameter(help="Tokens of prompts, each of them measured; 0 for none. None: 512, on a GPU 2048 "
+                                                  "too.")] = None,
     steps: Annotated[int, Parameter(validator=Within(3, 10_000), help="Decode steps measured of each kind; the median counts.")] = 30,
     json: Json = False,
 ) -> int:
@@ -85,7 +86,7 @@ def step(
     if model is not None and shape is not None:
         raise UsageError("a model and --shape were given; measure the one or the other")
     counts = {"ranks": _numbers("--ranks", ranks, 1, 1024), "batch": _numbers("--batch", batch, 1, 256),
-              "prefill": [] if prefill.strip() == "0" else _numbers("--prefill", prefill, 2, 1_000_000)}
+              "prefill": None if prefill is None else [] if prefill.strip() == "0" else _numbers("--prefill", prefill, 2, 1_000_000)}
     if counts["prefill"] and adapters > min(counts["prefill"]) // 2:
         raise UsageError(f"--prefill {min(counts['prefill'])}: parted among {adapters} adapters that leaves less than 2 tokens each; "
                          "give longer prompts or fewer adapters")
