@@ -50,7 +50,8 @@ def packed_tile(weight: RepackedWeight, rows: int) -> PackedTile:
     lanes = 1
     while lanes < 8 and tiles * lanes < WARPS and supers > lanes:
         lanes *= 2
-    return PackedTile(32, (16 if INTERPRETED else 8) if rows <= 8 else 16, lanes, 1, 2)
+    least = 2 if INTERPRETED else 1
+    return PackedTile(32, least * (2 if rows <= 2 else 4 if rows <= 4 else 8) if rows <= 8 else 16, lanes, 1, 2)
 
 
 def packed_rank_depth(d_in: int) -> int:
@@ -102,7 +103,7 @@ def packed_linear(
         rows, x.stride(0), out.stride(0), parts.parts.stride(0) if parts else 0,
         rank.weights.stride(0) if rank else 0, pool.a.stride(0) if pool else 0, pool.b.stride(0) if pool else 0,
         norm.width if norm else 1, norm.eps if norm else 0.0, residual.scale if residual else 1.0,
-        K=d_in, **kinds, E0=ends[0], E1=ends[1], E2=ends[2], SLICES=pool.slices if pool else 1, GLU=glu, BN=tile.columns, BT=tile.rows,
+        K=d_in, **kinds, E0=ends[0], E1=ends[1], E2=ends[2], SLICES=pool.slices if pool else 1, GLU=glu, BN=tile.columns, BT=tile.rows, G=max(1, min(4, (16 if INTERPRETED else 8) // tile.rows)),
         ROW_TILES=cuts, LANES=tile.lanes, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
         LEVELS=(norm.parts.shape[0] - 1).bit_length() if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
         H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in), STEP=RANK_STEP, PROGRAMS=programs, EN=RANK_TILE, CHUNK=RANK_TILE,

@@ -74,7 +74,8 @@ PIECES: dict[int, tuple[tuple[tuple[int, int, int], ...], ...]] = {
     5: (*(((lane, shift, 31),) for lane in (0, 1) for shift in (0, 5, 10)), ((2, 0, 31),), ((0, 15, 1), (1, 14, 2), (2, 3, 28))),
     6: (*(((lane, shift, 63),) for lane in (0, 1, 2) for shift in (0, 6)), ((0, 12, 15), (2, 8, 48)), ((1, 12, 15), (2, 10, 48))),
 }
-"""Codes of a word: code = OR over its pieces of (lane >> shift) & mask. Lanes 0 and 1 are the halves of the word, 2 its high bytes."""
+"""Codes of a neighbour: code = OR over its pieces of (lane >> shift) & mask. Lanes 0 and 1 have 16 bits, 2 are its high bytes.
+Two neighbours have two words: one of their lanes 0, one of their lanes 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,9 @@ def _words(q: Tensor, order: CodeOrder) -> tuple[Tensor, Tensor]:
     for index, pieces in enumerate(PIECES[order.bits]):
         for lane, shift, mask in pieces:
             lanes[lane] |= (codes[:, :, index] & mask) << shift
-    return lanes[0] | lanes[1] << 16, lanes[2].to(torch.uint8 if order.high == 1 else torch.int16)
+    words = [lane.view(n, supers, 16, 2) for lane in lanes[:2]]
+    words = torch.stack([lane[..., 0] | lane[..., 1] << 16 for lane in words], -1).flatten(2)
+    return words, lanes[2].to(torch.uint8 if order.high == 1 else torch.int16)
 
 
 def _codes(words: Tensor, high: Tensor, order: CodeOrder) -> Tensor:
@@ -195,7 +198,8 @@ def _codes(words: Tensor, high: Tensor, order: CodeOrder) -> Tensor:
     n, supers = words.shape[:2]
     if order.bits == 8:
         return words.contiguous().view(torch.int8).view(n, supers, 2, 32, 4).transpose(3, 4).reshape(n, supers, SUPER)
-    lanes = words & 0xFFFF, words >> 16 & 0xFFFF, high.int() & 0xFFFF
+    pairs = words.view(n, supers, 16, 2)
+    lanes = *(torch.stack((lane & 0xFFFF, lane >> 16 & 0xFFFF), -1).flatten(2) for lane in pairs.unbind(-1)), high.int() & 0xFFFF
     codes = []
     for pieces in PIECES[order.bits]:
         codes.append(sum((lanes[lane] >> shift) & mask for lane, shift, mask in pieces))

@@ -11,12 +11,11 @@ constant = tl.constexpr if HAS_TRITON else (lambda value: value)
 
 
 def _assembly(bits: int, base: int) -> str:
-    """Two neighbours at a time: their lanes side by side in one register, then a shift and an AND-OR for every piece of a code."""
-    high = {4: "", 5: "prmt.b32 c, $10, $11, 0x5410;", 6: "mov.b32 c, $10;"}[bits]
-    lines = ["{ .reg .b32 a, b, c, t; prmt.b32 a, $8, $9, 0x5410; prmt.b32 b, $8, $9, 0x7632;", high]
+    """Two neighbours at a time, whose lanes lie side by side: a shift and an AND-OR for every piece of a code."""
+    lines = ["{ .reg .b32 c, t;", {4: "", 5: "prmt.b32 c, $10, $11, 0x5410;", 6: "mov.b32 c, $10;"}[bits]]
     for index, pieces in enumerate(PIECES[bits]):
         for number, (lane, shift, mask) in enumerate(pieces):
-            source, other = "abc"[lane], f"{base:#x}" if number == 0 else f"${index}"
+            source, other = ("$8", "$9", "c")[lane], f"{base:#x}" if number == 0 else f"${index}"
             if shift:
                 lines.append(f"shr.b32 t, {source}, {shift};")
                 source = "t"
@@ -38,7 +37,7 @@ _BYTES_FP16 = constant("{ .reg .b32 a, z; mov.b32 z, 0x64806480; " + " ".join(
 
 @triton.jit
 def codes(words, high, BITS: tl.constexpr, TYPE: tl.constexpr, BASE: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """int32 words and their high bytes -> 8 tiles of BASE + code of TYPE, for 4, 5 or 6 bits."""
+    """int32 words [.., n] as they are stored and their high bytes -> 8 tiles of BASE + code of TYPE, for 4, 5 or 6 bits."""
     if ASSEMBLY:
         if BITS == 4:
             return _eight(_4_BF16 if TYPE == tl.bfloat16 else _4_FP16, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r", (words,), TYPE)
@@ -48,6 +47,8 @@ def codes(words, high, BITS: tl.constexpr, TYPE: tl.constexpr, BASE: tl.constexp
         else:
             return _eight(_6_BF16 if TYPE == tl.bfloat16 else _6_FP16, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r", (words, high), TYPE)
     else:
+        first, second = tl.split(tl.reshape(words, words.shape[:-1] + [words.shape[-1] // 2, 2]))
+        words = tl.reshape(tl.join(lanes(first, second, 0), lanes(first, second, 1)), words.shape)
         return ((code(words, high, 0, BITS) + BASE).to(TYPE), (code(words, high, 1, BITS) + BASE).to(TYPE),
                 (code(words, high, 2, BITS) + BASE).to(TYPE), (code(words, high, 3, BITS) + BASE).to(TYPE),
                 (code(words, high, 4, BITS) + BASE).to(TYPE), (code(words, high, 5, BITS) + BASE).to(TYPE),
@@ -67,8 +68,14 @@ def _eight(assembly: tl.constexpr, constraints: tl.constexpr, inputs, TYPE: tl.c
 
 
 @triton.jit
+def lanes(first, second, odd):
+    """The two lanes of a neighbour in one word: they are stored as the lower (`odd` = 0) or upper halves of two words."""
+    return (first >> (16 * odd)) & 0xFFFF | (second >> (16 * odd)) << 16
+
+
+@triton.jit
 def code(words, high, P: tl.constexpr, BITS: tl.constexpr):
-    """Code P of the words, int32, for 4, 5 or 6 bits: as PIECES says."""
+    """Code P of a word with the lanes of one neighbour, int32, for 4, 5 or 6 bits: as PIECES says."""
     if BITS == 4:
         return (words >> (4 * P)) & 15
     above = high.to(tl.int32)

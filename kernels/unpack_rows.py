@@ -4,7 +4,7 @@ from torch import Tensor
 
 from .repack import RepackedRows
 from .triton_compat import runs_triton, tl, triton
-from .unpack_codes import code, field_addresses, half, scale_words, small_number
+from .unpack_codes import code, field_addresses, half, lanes, scale_words, small_number
 
 KINDS = {"half": 0, "six": 1, "eight": 2}
 """numbers for the kernels: how scales are kept"""
@@ -42,7 +42,12 @@ def _unpack_rows(
     j = tl.arange(0, GROUP)
     scale, minimum, top = scale_words(scales, minima, supers, block, row, here, PADDED, SCALES, MINIMA, KIND > 0)
     for part in tl.static_range(256 // (PIECES * GROUP)):
-        words = tl.load(data + tile[:, None] * WORDS + (part * GROUP + j)[None, :], mask=here[:, None], other=0)
+        at = data + tile[:, None] * WORDS + (part * GROUP + j)[None, :]
+        if BITS == 8:
+            words = tl.load(at, mask=here[:, None], other=0)
+        else:
+            odd = (j % 2)[None, :]
+            words = lanes(tl.load(at - odd, mask=here[:, None], other=0), tl.load(at - odd + 1, mask=here[:, None], other=0), odd)
         above = words
         if BITS == 5 or BITS == 6:
             above = tl.load(high + tile[:, None] * 32 + (part * GROUP + j)[None, :], mask=here[:, None], other=0)
