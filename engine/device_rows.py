@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..kernels.decode_attention import DecodeRows
 from ..kernels.device_sampling import DRAW_WORDS
+from ..kernels.embedding_rows import EMBEDDING_WORDS
 from ..kernels.head_rows import HEAD_WORDS
 from .blocks import BLOCK_TOKENS, BlockTable, blocks_for
 from .mix import ActiveUse
@@ -19,7 +20,7 @@ from .request import Request
 
 _EMPTY = -1
 """position of a row without a request"""
-_WORDS = 2 * DRAW_WORDS + 2 * HEAD_WORDS + 6
+_WORDS = 2 * DRAW_WORDS + 6
 """int32 of a row, but for its weights"""
 
 
@@ -41,8 +42,8 @@ class StepRows:
     """A step of up to `rows` requests that each compute one token, in RAM and on the device, always at the same addresses.
 
     A request has the row of its place in the step. `weights` fp32 [rows, MAX_COLUMNS], of each adapter on each row, `draws` int64
-    [rows, DRAW_WORDS], `heads` int64 [rows, HEAD_WORDS] and `own` int32 [3, rows] (RowProfiles.compose) are written by others in RAM, and
-    uploaded with the rest.
+    [rows, DRAW_WORDS] and `own` int32 [3, rows] (RowProfiles.compose) are written by others in RAM, and uploaded with the rest; `heads`
+    int64 [rows, HEAD_WORDS] and `embeddings` [rows, EMBEDDING_WORDS] where that is asked for.
     """
 
     def __init__(self, rows: int, blocks: int, vocab: int, device: torch.device) -> None:
@@ -54,19 +55,23 @@ class StepRows:
         self._host_tables = torch.zeros(rows, blocks, dtype=torch.int32, pin_memory=pinned)
         self._device_tables = torch.zeros_like(self._host_tables, device=device)
         self._tables = self._host_tables.numpy()
-        ends = np.cumsum([2 * DRAW_WORDS * rows, 2 * HEAD_WORDS * rows, 6 * rows])
-        draws, heads, places, weights = np.split(self._host.numpy(), ends)
-        self.heads: np.ndarray = heads.view(np.int64).reshape(rows, HEAD_WORDS)
+        draws, places, weights = np.split(self._host.numpy(), (2 * DRAW_WORDS * rows, _WORDS * rows))
         self.draws: np.ndarray = draws.view(np.int64).reshape(rows, DRAW_WORDS)
         self._ids, self._positions, self._rope_rows, *_ = places.reshape(6, rows)
         self.own: np.ndarray = places.reshape(6, rows)[3:]
         self._positions[:] = _EMPTY
         self.weights: np.ndarray = weights.view(np.float32).reshape(rows, MAX_COLUMNS)
-        of_draws, of_heads, of_places, of_weights = self._device.split([part.size for part in (draws, heads, places, weights)])
-        self.device_heads = of_heads.view(torch.int64).view(rows, HEAD_WORDS)
+        of_draws, of_places, of_weights = self._device.split([part.size for part in (draws, places, weights)])
         self.device_draws = of_draws.view(torch.int64).view(rows, DRAW_WORDS)
         self._device_places, self.device_own = of_places.view(6, rows).split(3)
         self.device_weights = of_weights.view(torch.float32).view(rows, MAX_COLUMNS)
+        self._host_addresses = torch.zeros(rows * (HEAD_WORDS + EMBEDDING_WORDS), dtype=torch.int64, pin_memory=pinned)
+        self._addresses = torch.zeros_like(self._host_addresses, device=device)
+        heads, embeddings = np.split(self._host_addresses.numpy(), (rows * HEAD_WORDS,))
+        self.heads: np.ndarray = heads.reshape(rows, HEAD_WORDS)
+        self.embeddings: np.ndarray = embeddings.reshape(rows, EMBEDDING_WORDS)
+        of_heads, of_embeddings = self._addresses.split([heads.size, embeddings.size])
+        self.device_heads, self.device_embeddings = of_heads.view(rows, HEAD_WORDS), of_embeddings.view(rows, EMBEDDING_WORDS)
         self._held = [_Row() for _ in range(rows)]
         self._used = 0
         self._stale = range(0)
@@ -81,10 +86,12 @@ class StepRows:
         _, positions, rope_rows = self._device_places[:, :rows]
         return DecodeRows(positions, rope_rows, self._device_tables[:rows])
 
-    def upload(self, rows: int) -> None:
-        """What the first `rows` rows have of their own in every step; may be captured."""
+    def upload(self, rows: int, addresses: bool) -> None:
+        """What the first `rows` rows have of their own in every step, with `heads` and `embeddings` or without; may be captured."""
         end = _WORDS * self._rows + rows * MAX_COLUMNS
         self._device[:end].copy_(self._host[:end], non_blocking=True)
+        if addresses:
+            self._addresses.copy_(self._host_addresses, non_blocking=True)
 
     def upload_tables(self) -> None:
         """The tables of blocks that changed since they were uploaded last; not to be captured."""

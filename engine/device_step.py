@@ -122,7 +122,7 @@ class DeviceStep:
         elif self._random:
             self._sampler.move_on([len(request.ids) for request in requests])
         if self._kind.own:
-            self._profiles.embed([request.ids[-1] for request in requests])
+            self._profiles.embeddings.set([request.ids[-1] for request in requests])
         self._rows.upload_tables()
         self._without = self._run_without_adapters(self._kind)
         self._launched = len(requests)
@@ -178,7 +178,7 @@ class DeviceStep:
         self._routing = self._store.routing(acting) if acting else None
         own = ""
         if self._routing is not None:
-            if why := self._routing.obstacle or self._compose_own(self._routing, requests):
+            if why := self._routing.obstacle or self._compose_own(self._routing):
                 return why
             if not self._routing.plain:
                 own = "gates" if self._profiles.gates else "rows"
@@ -192,16 +192,15 @@ class DeviceStep:
         self._sampler.set([request.draw(self._decoder.device) for request in requests])
         return ""
 
-    def _compose_own(self, routing: Routing, requests: Sequence[Request]) -> str:
+    def _compose_own(self, routing: Routing) -> str:
         """What they change of single rows besides rank rows. Returns "", or why no graph can have it."""
         if routing.plain:
             return ""
         try:
-            self._profiles = self._profiles or RowProfiles(self._decoder, self._rows)
+            self._profiles = self._profiles or RowProfiles(self._decoder, self._rows, self._forward.base_rows)
         except torch.OutOfMemoryError as error:
             return sentence(error)
-        positions = [len(request.ids) - 1 for request in requests]
-        why = self._profiles.compose(routing, self._rows.uses, positions)
+        why = self._profiles.compose(routing.contents, self._rows.uses)
         if not why and self._profiles.gates and isinstance(self._decoder.layers[0].gate_up.weight, RepackedWeight):
             return "of a packed gate no graph has DoRA or trained biases"
         return why
@@ -227,7 +226,7 @@ class DeviceStep:
         """All that happens on the device."""
         self._stamps.begin()
         self._stamps.mark("copy")
-        self._rows.upload(kind.rows)
+        self._rows.upload(kind.rows, bool(kind.own))
         logits = self._forward(self._steps[kind])
         self._stamps.mark("sampling")
         self._sampler.run(logits, self._results[: kind.rows])

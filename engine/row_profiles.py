@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
+from torch import Tensor
 
+from ..kernels.embedding_rows import EmbeddingRows
 from ..kernels.head_rows import HeadPart, HeadRows
-from .active import RowsActing, Span, rows_acting
 from .device_rows import StepRows
 from .dora_rows import EMBEDDING, Place
-from .mix import ActiveUse, TokenMix
-from .models.acting_vocabulary import acting_embedding
+from .mix import ActiveUse
 from .models.own_rows import OwnRows, ProfileVectors
-from .routing import Routing
+from .own_embeddings import OwnEmbeddings
 from .slots import SlotContent
 
 if TYPE_CHECKING:
@@ -39,57 +38,45 @@ class _Profile:
 class RowProfiles:
     """Profiles of one base, and which rows of its steps have which."""
 
-    def __init__(self, decoder: Decoder, rows: StepRows) -> None:
-        """`rows`: where it is written which row has what."""
+    def __init__(self, decoder: Decoder, rows: StepRows, base_rows: Tensor) -> None:
+        """`rows`: where it is written which row has what; `base_rows`: see OwnEmbeddings."""
         most = len(rows.heads)
         self._decoder, self._rows = decoder, rows
         self._vectors = ProfileVectors(decoder, min(most, MOST_PROFILES))
         self._heads = HeadRows(rows.heads, rows.device_heads, decoder.facts.vocab)
-        self._embeddings = torch.zeros(most, decoder.facts.hidden, dtype=decoder.dtype, device=decoder.device)
+        self._terms = EmbeddingRows(rows.embeddings, rows.device_embeddings)
+        self.embeddings = OwnEmbeddings(decoder, self._terms, base_rows)
         self._held: OrderedDict[_Key, _Profile] = OrderedDict()
-        self._routing: Routing | None = None
-        self._acting: RowsActing | None = None
-        """of the rows, where adapters change the embedding"""
         self.gates = False
         """some row has a profile that changes gate or up"""
 
-    def compose(self, routing: Routing, uses: Sequence[tuple[ActiveUse, ...]], positions: Sequence[int]) -> str:
-        """Make what the rows have, on which `uses` act at `positions`, ready. Returns "", or why no captured step can have it."""
+    def compose(self, contents: Mapping[str, SlotContent], uses: Sequence[tuple[ActiveUse, ...]]) -> str:
+        """Make what the rows have, on which `uses` act, ready. Returns "", or why no captured step can have it."""
         which = self._rows.own  # profiles, the same where they change gate or up, whether a row has an embedding of its own
         which[:] = 0
-        self._routing, self._acting = routing, None
         layers = self._decoder.facts.layers
-        if why := next((why for row in dict.fromkeys(uses) if (why := _obstacle(row, routing.contents, layers))), ""):
+        if why := next((why for row in dict.fromkeys(uses) if (why := _obstacle(row, contents, layers))), ""):
             return why
-        keys = [_key(row, routing.contents) for row in uses]
+        keys = [_key(row, contents) for row in uses]
         wanted = {key: row for key, row in zip(keys, uses, strict=True) if key}
         if len(wanted) > self._vectors.count:
             return f"{len(wanted)} mixes with DoRA, trained biases or norms act, at most {self._vectors.count} do in a graph"
         for key, row in wanted.items():
-            self._hold(key, row, routing.contents, wanted)
+            self._hold(key, row, contents, wanted)
         for row, key in enumerate(keys):
             if key:
                 profile = self._held[key]
                 which[:2, row] = profile.number, profile.number * profile.gated
         self.gates = bool(which[1].any())
-        self._heads.set([_head(row, routing.contents) for row in uses])
-        if routing.embedding:
-            embedding = {column for column, _ in routing.embedding}
-            which[2, : len(uses)] = [any(routing.columns[use.name] in embedding for use in row) for row in uses]
-            spans = [Span(TokenMix((), row), position, 1) for row, position in zip(uses, positions, strict=True)]
-            self._acting = rows_acting(routing, spans) if which[2].any() else None
-        return ""
-
-    def embed(self, ids: Sequence[int]) -> None:
-        """What the rows with an embedding of their own begin with, for the tokens `ids` of all rows of the step."""
-        if self._acting is not None:
-            tokens = torch.tensor(ids, device=self._decoder.device)
-            self._embeddings[: len(ids)] = acting_embedding(tokens, self._decoder.embedding, self._routing, self._acting)
+        self._heads.set([_head(row, contents) for row in uses])
+        why = self.embeddings.compose(uses, contents)
+        which[2, : len(uses)] = self.embeddings.rows
+        return why
 
     def rows(self, count: int, gates: bool) -> OwnRows:
         """What a step of `count` rows reads."""
         which = self._rows.device_own[:, :count]
-        return OwnRows(which[0], which[1], which[2], self._embeddings[:count], self._vectors, self._heads, gates)
+        return OwnRows(which[0], which[1], which[2], self._terms, self._vectors, self._heads, gates)
 
     def _hold(self, key: _Key, uses: Sequence[ActiveUse], contents: Mapping[str, SlotContent], wanted: Mapping[_Key, object]) -> None:
         if key not in self._held:

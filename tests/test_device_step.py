@@ -168,7 +168,7 @@ def test_rows_have_what_their_requests_have_however_these_change(seed: int) -> N
         for each in (rows, fresh):
             each.fill(asked, lambda length: 500 if length > 90 else 0)
             each.upload_tables()
-            each.upload(8)
+            each.upload(8, False)
         assert rows.uses == fresh.uses == [tuple(use for use in _part(one).active if use.start < len(one.ids)) for one in asked]
         (got, expected), many = (each.places(8) for each in (rows, fresh)), len(asked)
         assert torch.equal(rows.ids(8)[:many], fresh.ids(8)[:many]) and torch.equal(got.positions, expected.positions), turn

@@ -130,7 +130,7 @@ def test_logits_are_those_of_the_plain_forward(
     bench.engine.set_mix(_mix(MIXES[1], lambda: 0.3), [0], "recompute")
     bench.run()
     paths = {step.path for step in bench.of(StepFinished)}
-    assert paths <= {"eager: 1 prompt", "graph", "graph and 1 prompt"}, paths
+    assert "graph" in paths and not [path for path in paths if path.startswith("eager") and not path.endswith(("prompt", "prompts"))], paths
     assert not [event.problem for event in bench.of(GraphCaptured) if event.problem]
     assert len(bench.drawn) > 3 * len(asked)
     for history, ids, logits in draw.sample(bench.drawn, 40):
@@ -161,7 +161,7 @@ def test_rows_do_not_see_what_others_have_of_their_own(
                 bench.submit(other, TokenIds(random_ids(draw.randint(2, 9), seed + 31 * other)), draw.choice(mixes), max_tokens=9)
                 bench.run(1)
             bench.run()
-            found.append([(ids, logits) for _, ids, logits in bench.drawn if ids[: len(prompt.ids)] == prompt.ids])
+            found.append([(ids, logits[:VOCAB]) for _, ids, logits in bench.drawn if ids[: len(prompt.ids)] == prompt.ids])
         assert len(found[0]) == len(found[1]) == 11
         for (ids, alone), (others, beside) in zip(*found, strict=True):
             assert ids == others and torch.equal(alone, beside), (mix, len(ids))

@@ -11,6 +11,7 @@ from triton_cpu import interpreted, run_interpreted
 
 from lora_bench.kernels import row_changes as ops
 from lora_bench.kernels.decode_linear import RowSquares
+from lora_bench.kernels.embedding_rows import EMBEDDING_WORDS, MOST_TERMS, EmbeddingRows, Term
 from lora_bench.kernels.head_rows import HEAD_WORDS, HeadPart, HeadRows
 from lora_bench.kernels.row_changes import NormRows, RowChanges, RowStream
 
@@ -129,6 +130,40 @@ def _compare_heads(hidden: int, vocab: int, dtype: torch.dtype, device: torch.de
         heads.run_(x.to(device), placed, got)
         assert torch.equal(got[0, :vocab].cpu(), logits[0, :vocab])
         assert (got.cpu().double() - expected).norm() <= 4 * torch.finfo(dtype).eps * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@interpreted
+def test_embeddings(dtype: torch.dtype, seed: int) -> None:
+    _compare_embeddings(200, dtype, torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("hidden", [40, 4096])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_embeddings_on_gpu(hidden: int, dtype: torch.dtype, seed: int) -> None:
+    _compare_embeddings(hidden, dtype, torch.device("cuda"))
+
+
+def _compare_embeddings(hidden: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Against plain words: rows without terms, of every kind of them, ranks that are no whole steps, as many terms as there may be."""
+    table, a, wide, b, c = (torch.randn(size).to(dtype) for size in ((9, hidden), (9, 5), (9, 33), (5, hidden), (33, hidden)))
+    gains = torch.rand(hidden) + 0.5
+    x = table.double()
+    more, most = a.double() @ b.double(), wide.double() @ c.double()
+    table, a, wide, b, c, gains = (tensor.to(device) for tensor in (table, a, wide, b, c, gains))
+    terms = [[], [Term("row", table, 8)], [Term("row", table, 3, weight=0.3), Term("row", table, 4, weight=0.7)],
+             [Term("row", table, 2), Term("lora", a, 7, b, -0.5), Term("gains", gains), Term("lora", wide, 1, c, 2.0)],
+             [Term("row", table, place, weight=0.1) for place in range(MOST_TERMS)]]
+    scale = gains.cpu().double()
+    expected = torch.stack([x[8], 0.3 * x[3] + 0.7 * x[4], (x[2] - 0.5 * more[7]) * scale + 2 * most[1], 0.1 * x[:MOST_TERMS].sum(0)])
+    host, words = np.zeros((6, EMBEDDING_WORDS), np.int64), torch.zeros(6, EMBEDDING_WORDS, dtype=torch.int64, device=device)
+    rows, out = EmbeddingRows(host, words), torch.full((6, hidden), torch.nan, dtype=dtype, device=device)
+    rows.set(terms)
+    words.copy_(torch.from_numpy(host))
+    rows.run(out)
+    assert out[[0, 5]].isnan().all() and (out[1:5].cpu().double() - expected).norm() <= 4 * torch.finfo(dtype).eps * expected.norm()
 
 
 def test_rows_without_a_profile_keep_their_bits(seed: int) -> None:

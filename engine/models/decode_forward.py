@@ -60,6 +60,8 @@ class DecodeForward:
         self._nexts = [*(layer.before_attention for layer in decoder.layers[1:]), decoder.norm]
         """of each layer, the norm before what reads the residual stream behind it"""
         self._stream, self._x, self._y = (self._buffer(most, facts.hidden) for _ in range(3))
+        self.base_rows = self._y
+        """of the embedding, for the tokens of a step: at its beginning, and where the embedding is packed"""
         self._every = torch.arange(most, dtype=torch.int32, device=decoder.device)
         self._qkv = self._buffer(most, facts.q_out + 2 * facts.kv_out)
         self._mixed = self._buffer(most, facts.q_out)

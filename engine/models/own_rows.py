@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.decode_linear import DecodeWork, Glu, RowSquares, decode_linear
+from ...kernels.embedding_rows import EmbeddingRows
 from ...kernels.head_rows import HeadRows
 from ...kernels.rank_pages import RankRows
 from ...kernels.row_changes import NormRows, RowChanges, RowStream, begin_rows_, change_rows_, gate_rows, join_rows_
@@ -55,9 +56,8 @@ class OwnRows:
     gated: Tensor
     """int32 [rows]: the same, for rows whose profile changes gate or up"""
     embedded: Tensor
-    """int32 [rows]: whether the row begins with what `embeddings` has for it"""
-    embeddings: Tensor
-    """[rows, hidden]"""
+    """int32 [rows]: whether `embeddings` has terms for the row"""
+    embeddings: EmbeddingRows
     vectors: ProfileVectors
     heads: HeadRows
     gates: bool
@@ -78,13 +78,16 @@ class OwnRowsForward:
         """`shared`, `x` [most, hidden]: of all rows, the residual stream and what the next linear reads; `squares` of the stream where
         linears add to it themselves."""
         self._decoder, self._most, self._squares = decoder, most, squares
-        self._shared, self._x, self._stream = shared, x, torch.zeros_like(shared)
+        self._shared, self._x = shared, x
+        self._stream, self._embedded = torch.zeros_like(shared), torch.zeros_like(shared)
 
     def begin(self, own: OwnRows, before: Norm | None) -> None:
         """Behind the beginning of all rows."""
         if own.gates:
             self._gate_work.begin()
-        begin_rows_(own.which, own.embedded, own.embeddings, self._decoder.embedding_scale, own.vectors.norm(before), self._to(own))
+        embedded = self._embedded[: len(own.which)]
+        own.embeddings.run(embedded)
+        begin_rows_(own.which, own.embedded, embedded, self._decoder.embedding_scale, own.vectors.norm(before), self._to(own))
 
     def change(self, y: Tensor, linear: Linear, own: OwnRows, layer: int) -> None:
         """Behind `linear`, which made `y`."""
