@@ -45,8 +45,8 @@ def _scales(words, FIRST: tl.constexpr, KIND: tl.constexpr, G: tl.constexpr, BT:
 
 @triton.jit
 def _group_product(
-    x, values, block, t, rows, x_row, WITHIN: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, OFF: tl.constexpr,
-    BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, PADS: tl.constexpr,
+    x, values, block, t, rows, x_row, WITHIN: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    OFF: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, PADS: tl.constexpr,
 ):
     """Products of the pieces FIRST .. FIRST + G - 1, each in its columns, fp32 [lanes, n, G * BT]; and x times OFF the same way."""
     column = tl.arange(0, G * BT)
@@ -71,7 +71,10 @@ def _block_product(
     MINIMA: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr,
     PADS: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
-    """Semantics: sum of acc[c][l, n, t] + sum over super-block block[l] of W[own[n], k] x[t, k]. KIND: 0 scales "half", 1 "six", 2 "eight"."""
+    """`acc` with the sums over super-block block[l] of W[own[n], k] x[t, k], by classes, [l, n, columns].
+
+    KIND: 0 scales "half", 1 "six", 2 "eight".
+    """
     TYPE: tl.constexpr = x.dtype.element_ty
     BASE: tl.constexpr = 128 if TYPE == tl.bfloat16 else 1024
     WORDS: tl.constexpr = 64 if BITS == 8 else 32
@@ -164,10 +167,10 @@ def packed_kernel(
     BITS0: tl.constexpr, KIND0: tl.constexpr, MINIMA0: tl.constexpr, ZERO0: tl.constexpr,
     BITS1: tl.constexpr, KIND1: tl.constexpr, MINIMA1: tl.constexpr, ZERO1: tl.constexpr,
     BITS2: tl.constexpr, KIND2: tl.constexpr, MINIMA2: tl.constexpr, ZERO2: tl.constexpr,
-    E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr,
-    ROW_TILES: tl.constexpr, LANES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr,
-    LEVELS: tl.constexpr, PARTS_OUT: tl.constexpr, H_BM: tl.constexpr, H_TILES: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr,
-    PROGRAMS: tl.constexpr, EN: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
+    E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    G: tl.constexpr, ROW_TILES: tl.constexpr, LANES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr,
+    PARTS: tl.constexpr, LEVELS: tl.constexpr, PARTS_OUT: tl.constexpr, H_BM: tl.constexpr, H_TILES: tl.constexpr, DEPTH: tl.constexpr,
+    STEP: tl.constexpr, PROGRAMS: tl.constexpr, EN: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
     """`PROGRAMS` programs for rank rows, then `TILES` * `ROW_TILES` * `SPLIT`; slices end at E0, E1, E2."""
     NORM: tl.constexpr = parts is not None
