@@ -8,7 +8,7 @@ made of rank rows beside them (rank_programs.py).
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from .decode_linear_triton import gated
-from .rank_programs import first_programs, outputs_of_rank, rank_ready, row_sums
+from .rank_programs import rank_columns, rank_ready, rank_tasks, row_sums
 from .triton_compat import tl, triton
 from .unpack_codes import codes, constant, field_addresses, half, scale_words, signed_bytes, small_number
 
@@ -161,7 +161,7 @@ def _product(
 
 @triton.jit(do_not_specialize=["rows", "parts_row", "weights_row"], do_not_specialize_on_alignment=["counters", "arrivals", "stamp"])
 def packed_kernel(
-    x, data0, data1, data2, bias, out, parts, stream, next_weight, parts_out, sums, arrivals, a, b, pages, row_weights, h, partials, added,
+    x, data0, data1, data2, bias, out, parts, stream, next_weight, parts_out, sums, arrivals, a, b, pages, row_weights, h, partials,
     counters, stamp, rows, x_row, out_row, parts_row, weights_row, a_page, b_page, width, eps, scale,
     K: tl.constexpr, ROWS0: tl.constexpr, ROWS1: tl.constexpr, ROWS2: tl.constexpr,
     BITS0: tl.constexpr, KIND0: tl.constexpr, MINIMA0: tl.constexpr, ZERO0: tl.constexpr,
@@ -170,7 +170,7 @@ def packed_kernel(
     E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     G: tl.constexpr, ROW_TILES: tl.constexpr, LANES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr,
     PARTS: tl.constexpr, LEVELS: tl.constexpr, PARTS_OUT: tl.constexpr, H_BM: tl.constexpr, H_TILES: tl.constexpr, DEPTH: tl.constexpr,
-    STEP: tl.constexpr, PROGRAMS: tl.constexpr, EN: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
+    STEP: tl.constexpr, PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
     """`PROGRAMS` programs for rank rows, then `TILES` * `ROW_TILES` * `SPLIT`; slices end at E0, E1, E2."""
     NORM: tl.constexpr = parts is not None
@@ -180,9 +180,8 @@ def packed_kernel(
         if program == 0:
             tl.store(stamp, tl.extra.cuda.globaltimer())
     if program < PROGRAMS:
-        first_programs(
-            program, x, a, b, pages, row_weights, h, partials, added, None, None, counters, rows, x_row, parts_row, weights_row,
-            a_page, b_page, width, eps, K, E0, E1, E2, SLICES, H_BM, H_TILES, PARTS, DEPTH, STEP, PROGRAMS, EN, CHUNK, MAX_PAGES)
+        rank_tasks(program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
+                   K, SLICES, H_BM, H_TILES, DEPTH, STEP, PROGRAMS, MAX_PAGES)
     else:
         PADDED0: tl.constexpr = (ROWS0 + 63) // 64 * 64
         PADDED1: tl.constexpr = (ROWS1 + 63) // 64 * 64
@@ -206,7 +205,9 @@ def packed_kernel(
         if NORM:
             each = tl.arange(0, 1 << LEVELS)
             squares = tl.load(parts + each[None, :] * parts_row + t[:, None], mask=(t < rows)[:, None] & (each < PARTS)[None, :], other=0.0)
-        count = tl.load(pages) if RANK else 0
+        if RANK:
+            count = tl.load(pages)
+            up = rank_columns(b, pages, count, 0, outputs, inside, b_page, CHUNK)
         if ROWS1 == 0 or first < PADDED0:
             y = _product(x, data0, first, t, split, rows, x_row, K, PADDED0, BITS0, KIND0, MINIMA0, ZERO0, BN, BT, G, LANES, SPLIT, STAGES,
                          ASSEMBLY)
@@ -229,8 +230,9 @@ def packed_kernel(
         if last:
             if RANK:
                 if count > 0:
-                    rank_ready(counters + 1, outputs_of_rank(E0, E1, E2, EN) * H_TILES)
-                    y += tl.load(added + t[None, :] * E2 + outputs[:, None], mask=both, other=0.0, cache_modifier=".cg")
+                    rank_ready(counters, SLICES * H_TILES * count)
+                    y += _rank_share(up, h, b, pages, count, outputs, inside, tl.min(t), rows, b_page,
+                                     E0, E1, SLICES, H_BM * H_TILES, BN, BT, G, CHUNK, MAX_PAGES)
             if NORM:
                 y *= tl.rsqrt(row_sums(squares, 1 << LEVELS, LEVELS) / width + eps)[None, :]
             if bias is not None:
@@ -244,6 +246,32 @@ def packed_kernel(
                     _store_squares(y * y, tile, t, rows, parts_out, parts_row, BN, BT, TILES, PARTS_OUT)
                     y *= following.to(tl.float32)[:, None]
                 tl.store(out + t[None, :] * out_row + n[:, None], y.to(out.dtype.element_ty), mask=both)
+
+
+@triton.jit
+def _rank_share(
+    up, h, b, pages, count, outputs, inside, first, rows, b_page, E0: tl.constexpr, E1: tl.constexpr, SLICES: tl.constexpr,
+    H_ROWS: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
+):
+    """B H^T [BN, BT] for the rows from `first` on; `up` is B of the first rank rows. A page is one step of the tensor cores, so others add
+    exact zeros."""
+    column = tl.arange(0, G * BT)
+    t = first + column % BT
+    known = (column < BT) & (t < rows)
+    share = tl.zeros((BN, G * BT), tl.float32)
+    for k in range(0, count * 16, CHUNK):
+        if k > 0:
+            up = rank_columns(b, pages, count, k, outputs, inside, b_page, CHUNK)
+        r = k + tl.arange(0, CHUNK)
+        acts = (r // 16 < count)[:, None] & known[None, :]
+        before = share
+        for s in tl.static_range(SLICES):
+            own = outputs >= (0 if s == 0 else E0 if s == 1 else E1)
+            hs = tl.load(h + (s * H_ROWS + t[None, :]) * (MAX_PAGES * 16) + r[:, None], mask=acts, other=0.0, cache_modifier=".cg")
+            share = tl.where(own[:, None], tl.dot(tl.trans(up), hs, before, input_precision="ieee"), share)
+    if G > 1:
+        share = tl.sum(tl.reshape(share, (BN, G, BT)), 1)
+    return share
 
 
 @triton.jit

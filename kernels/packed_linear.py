@@ -22,10 +22,8 @@ WARPS = 1024
 """that share a matrix where it has inputs enough: about eight for each multiprocessor of the GPUs that this is for"""
 RANK_PROGRAMS = 64
 """few, for the multiprocessor with the most programs sets the time: beside the programs of a large matrix they fill what those leave"""
-RANK_STEP = 128
-"""inputs of one step of a rank task: it takes no more shared memory than the base product does"""
-RANK_TILE = 64
-"""outputs of a task that adds rank rows, and rows of one step of it"""
+RANK_CHUNK = 64
+"""rank rows whose columns are read before the product, and of one step behind it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +53,8 @@ def packed_tile(weight: RepackedWeight, rows: int) -> PackedTile:
 
 
 def packed_rank_depth(d_in: int) -> int:
-    """Inputs of a rank task: a short chain, for a program has two warps."""
-    return min(1024, -(-d_in // RANK_STEP) * RANK_STEP)
+    """Inputs of a rank task."""
+    return min(1024, -(-d_in // 256) * 256)
 
 
 def packed_square_parts(weight: RepackedWeight) -> int:
@@ -99,7 +97,7 @@ def packed_linear(
         x, *(part and part.data for part in some), bias, out, norm and norm.parts, residual and residual.stream,
         residual and residual.next_weight, squares and squares.parts, work.sums, work.arrivals,
         pool and pool.a[:, rank.layer], pool and pool.b[:, rank.layer], rank and rank.pages, rank and rank.weights, work.h, work.partials,
-        work.added, work.counters, stamp and stamp[0][stamp[1] :],
+        work.counters, stamp and stamp[0][stamp[1] :],
         rows, x.stride(0), out.stride(0), parts.parts.stride(0) if parts else 0,
         rank.weights.stride(0) if rank else 0, pool.a.stride(0) if pool else 0, pool.b.stride(0) if pool else 0,
         norm.width if norm else 1, norm.eps if norm else 0.0, residual.scale if residual else 1.0,
@@ -107,7 +105,7 @@ def packed_linear(
         G=max(1, min(4, (16 if INTERPRETED else 8) // tile.rows)),
         ROW_TILES=cuts, LANES=tile.lanes, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
         LEVELS=(norm.parts.shape[0] - 1).bit_length() if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
-        H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in), STEP=RANK_STEP, PROGRAMS=programs, EN=RANK_TILE, CHUNK=RANK_TILE,
+        H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in), STEP=max(128, 32 * tile.lanes), PROGRAMS=programs, CHUNK=RANK_CHUNK,
         MAX_PAGES=MAX_PAGES,
         ASSEMBLY=not INTERPRETED, num_warps=tile.lanes, enable_fp_fusion=False,  # as in decode_linear
     )
