@@ -67,15 +67,22 @@ def test_a_base_in_a_file_is_measured_too(base: Path) -> None:
 
 def test_wrong_usage_is_one_sentence(base: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for words, arguments in [
-        ("'wide=3' is no size; give 8b, 1b, 135m, or sizes", ["--shape", "wide=3"]), ("cannot share 3 key/value", ["--shape", "heads=4"]),
+        ("'wide=3' is no size; give 8b, 1b, 135m, or sizes", ["--shape", "wide=3"]),
         ("--ranks 4,x: give whole numbers from 1 to 1,024", ["--ranks", "4,x"]), ("--batch 0", ["--batch", "0"]),
         ("the one or the other", [str(base), "--shape", "1b"]), ("less than 2 tokens each", ["--prefill", "8"]),
-        ("no such file", ["none.gguf"]), ("rows of embed_tokens.weight have 576 numbers, Q6_K packs 256 at a time", ["--packed", "Q6_K"]),
+        ("no such file", ["none.gguf"]),
         ("types of a model stand in its file", [str(base), "--packed", "Q8_0"]),
     ]:
         assert main(["bench", "step", "--device", "cpu", *arguments]) == 2
         out, err = capfd.readouterr()
         assert out == "" and words in err and err.count("\n") <= 2 and "Traceback" not in err, err
+
+
+def test_shapes_that_cannot_be_are_refused() -> None:
+    for words, asked in [("cannot share 3 key/value", {"shape": "heads=4"}),
+                         ("rows of embed_tokens.weight have 576 numbers, Q6_K packs 256 at a time", {"packed": "Q6_K"})]:
+        with pytest.raises(WrongShape, match=words):
+            run_step(device="cpu", **asked)
 
 
 def test_a_shape_that_does_not_fit_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
