@@ -4,12 +4,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from .device_capture import captured
 from .failures import sentence
+from .models.own_rows import Gates
 from .protocol import Emit, GraphCaptured, GraphCapturing
 
 
@@ -24,8 +24,10 @@ class Kind:
     rows: int
     adapters: bool
     """act on some of them"""
-    own: Literal["", "rows", "gates"] = ""
-    """what adapters change of single rows besides rank rows: nothing; something; gate or up too"""
+    own: bool = False
+    """some of these change single rows besides rank rows"""
+    gates: Gates = ""
+    """which rows they change at gate or up"""
 
 
 class DecodeGraphs:
@@ -62,15 +64,15 @@ class DecodeGraphs:
             graph.replay()
 
     def _captured(self, kind: Kind, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        self._emit(GraphCapturing(kind.rows, kind.adapters, bool(kind.own)))
+        self._emit(GraphCapturing(kind.rows, kind.adapters, kind.own))
         began = time.perf_counter()
         try:
             graph = captured(self._device, self._pool, step)
         except Exception as error:
             self._pool = torch.cuda.graph_pool_handle()
             problem = self._problems[kind] = f"the decode step of {kind.rows} rows could not be captured: {sentence(error)}"
-            self._emit(GraphCaptured(kind.rows, kind.adapters, bool(kind.own), (time.perf_counter() - began) * 1e3, problem))
+            self._emit(GraphCaptured(kind.rows, kind.adapters, kind.own, (time.perf_counter() - began) * 1e3, problem))
             raise NoGraph(problem) from error
-        self._emit(GraphCaptured(kind.rows, kind.adapters, bool(kind.own), (time.perf_counter() - began) * 1e3))
+        self._emit(GraphCaptured(kind.rows, kind.adapters, kind.own, (time.perf_counter() - began) * 1e3))
         return graph
 

@@ -157,7 +157,7 @@ class DeviceStep:
         cache is written over by the step itself."""
         if not kind.adapters or not self._stamps.live or not self._share.due((kind, *self._routing.columns)):
             return None
-        plain = replace(kind, adapters=False, own="")
+        plain = replace(kind, adapters=False, own=False, gates="")
         if plain not in self._graphs:
             plain = kind
             self._device_lists.zero_()  # no adapter acts then
@@ -176,17 +176,17 @@ class DeviceStep:
         acting = {use.name: use.digest for row in self._rows.uses for use in row}
         self._store.check_holds(acting)
         self._routing = self._store.routing(acting) if acting else None
-        own = ""
+        own, gates = False, ""
         if self._routing is not None:
             if why := self._routing.obstacle or self._compose_own(self._routing):
                 return why
             if not self._routing.plain:
-                own = "gates" if self._profiles.gates else "rows"
+                own, gates = True, self._profiles.gates
             if self._pages.compose(self._routing):
                 self._device_lists.copy_(self._lists, non_blocking=True)
             for row, (request, active) in enumerate(zip(requests, self._rows.uses, strict=True)):
                 self._pages.fill(row, active, len(request.ids) - 1)
-        self._kind = Kind(_bucket(len(requests)), self._routing is not None, own)
+        self._kind = Kind(_bucket(len(requests)), self._routing is not None, own, gates)
         self._random = any(request.sampling.temperature > 0 for request in requests)
         self._penalised = any(request.sampling.repetition_penalty != 1 for request in requests)
         self._sampler.set([request.draw(self._decoder.device) for request in requests])
@@ -201,7 +201,7 @@ class DeviceStep:
         except torch.OutOfMemoryError as error:
             return sentence(error)
         why = self._profiles.compose(routing.contents, self._rows.uses)
-        if not why and self._profiles.gates and isinstance(self._decoder.layers[0].gate_up.weight, RepackedWeight):
+        if not why and self._profiles.gates and any(isinstance(layer.gate_up.weight, RepackedWeight) for layer in self._decoder.layers):
             return "of a packed gate no graph has DoRA or trained biases"
         return why
 
@@ -219,14 +219,14 @@ class DeviceStep:
     def _inputs(self, kind: Kind) -> DecodeStep:
         weights = self._rows.device_weights[: kind.rows]
         ranks = self._pages.rank_rows(self._store.page_pools, self._device_lists, weights) if kind.adapters else NO_RANKS
-        own = self._profiles.rows(kind.rows, kind.own == "gates") if kind.own else None
+        own = self._profiles.rows(kind.rows, kind.gates) if kind.own else None
         return DecodeStep(self._rows.ids(kind.rows), self._rows.places(kind.rows), ranks, own)
 
     def _step(self, kind: Kind) -> None:
         """All that happens on the device."""
         self._stamps.begin()
         self._stamps.mark("copy")
-        self._rows.upload(kind.rows, bool(kind.own))
+        self._rows.upload(kind.rows, kind.own)
         logits = self._forward(self._steps[kind])
         self._stamps.mark("sampling")
         self._sampler.run(logits, self._results[: kind.rows])

@@ -13,7 +13,7 @@ from ..kernels.head_rows import HeadPart, HeadRows
 from .device_rows import StepRows
 from .dora_rows import EMBEDDING, Place
 from .mix import ActiveUse
-from .models.own_rows import OwnRows, ProfileVectors
+from .models.own_rows import Gates, OwnRows, ProfileVectors
 from .own_embeddings import OwnEmbeddings
 from .slots import SlotContent
 
@@ -47,8 +47,8 @@ class RowProfiles:
         self._terms = EmbeddingRows(rows.embeddings, rows.device_embeddings)
         self.embeddings = OwnEmbeddings(decoder, self._terms, base_rows)
         self._held: OrderedDict[_Key, _Profile] = OrderedDict()
-        self.gates = False
-        """some row has a profile that changes gate or up"""
+        self.gates: Gates = ""
+        """which rows have a profile that changes gate or up"""
 
     def compose(self, contents: Mapping[str, SlotContent], uses: Sequence[tuple[ActiveUse, ...]]) -> str:
         """Make what the rows have, on which `uses` act, ready. Returns "", or why no captured step can have it."""
@@ -67,13 +67,14 @@ class RowProfiles:
             if key:
                 profile = self._held[key]
                 which[:2, row] = profile.number, profile.number * profile.gated
-        self.gates = bool(which[1].any())
+        gated = which[1, : len(uses)] > 0
+        self.gates = "all" if gated.all() else "some" if gated.any() else ""
         self._heads.set([_head(row, contents) for row in uses])
         why = self.embeddings.compose(uses, contents)
         which[2, : len(uses)] = self.embeddings.rows
         return why
 
-    def rows(self, count: int, gates: bool) -> OwnRows:
+    def rows(self, count: int, gates: Gates) -> OwnRows:
         """What a step of `count` rows reads."""
         which = self._rows.device_own[:, :count]
         return OwnRows(which[0], which[1], which[2], self._terms, self._vectors, self._heads, gates)

@@ -101,9 +101,11 @@ class DecodeForward:
                 self._decoder.norm_heads_(qkv.view(count, -1, facts.head_dim), layer, NO_DELTAS)
             decode_attention(qkv, cache, mixed, step.places, heads, self._attention, self._stamps.at("attention"))
             x = self._join(mixed, layer.o, step, index, layer.after_attention, layer.before_mlp)
-            self._linear(x, layer.gate_up, inner, step, index, facts.activation)
+            if own is None or own.gates != "all":
+                self._linear(x, layer.gate_up, inner, step, index, facts.activation)
             if own is not None and own.gates:
-                self._own_rows.gate(x, layer.gate_up, own, index, facts.activation, _rank(step, layer.gate_up, index), inner)
+                stamp = self._stamps.at(OPS["gate_up_proj"]) if own.gates == "all" else None
+                self._own_rows.gate(x, layer.gate_up, own, index, facts.activation, _rank(step, layer.gate_up, index), inner, stamp)
             x = self._join(inner, layer.down, step, index, layer.after_mlp, after)
         self._linear(x, self._decoder.head, logits[:, : facts.vocab], step, len(layers))
         if own is not None:

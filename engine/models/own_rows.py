@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,9 +14,12 @@ from ...kernels.embedding_rows import EmbeddingRows
 from ...kernels.head_rows import HeadRows
 from ...kernels.rank_pages import RankRows
 from ...kernels.row_changes import NormRows, RowChanges, RowStream, begin_rows_, change_rows_, gate_rows, join_rows_
+from ...kernels.stamps import Stamp
 from ..dora_rows import Place
 from .acting import Linear, Norm
 from .decoder import Decoder
+
+Gates = Literal["", "some", "all"]
 
 
 class ProfileVectors:
@@ -60,8 +64,8 @@ class OwnRows:
     embeddings: EmbeddingRows
     vectors: ProfileVectors
     heads: HeadRows
-    gates: bool
-    """some row may be `gated`; else that matrix is read once"""
+    gates: Gates
+    """which rows are `gated`: where it is some, gate and up are computed for all rows, and again for these"""
 
     def at(self, layer: int, name: str) -> RowChanges:
         return RowChanges(self.which, *self.vectors.linears[layer, name])
@@ -106,10 +110,12 @@ class OwnRowsForward:
         join_rows_(source, divisor, linear.bias, own.at(layer, linear.name), own.vectors.norm(after), scale, own.vectors.norm(before),
                    self._to(own))
 
-    def gate(self, x: Tensor, linear: Linear, own: OwnRows, layer: int, glu: Glu, rank: RankRows | None, out: Tensor) -> None:
-        """Behind gate and up of all rows: those of the rows that have gains there are computed again, before the gate opens."""
+    def gate(
+        self, x: Tensor, linear: Linear, own: OwnRows, layer: int, glu: Glu, rank: RankRows | None, out: Tensor, stamp: Stamp | None,
+    ) -> None:
+        """Behind gate and up of the rows that are not `gated`, if there are any: those of the others, changed before the gate opens."""
         y = self._gates[: len(x)]
-        decode_linear(x, linear.weight, linear.bias, y, norm=self._squares, rank=rank, work=self._gate_work.lane(layer))
+        decode_linear(x, linear.weight, linear.bias, y, norm=self._squares, rank=rank, work=self._gate_work.lane(layer), stamp=stamp)
         changes = own.at(layer, linear.name)
         gate_rows(y, linear.bias, RowChanges(own.gated, changes.gains, changes.shifts), glu, out)
 
