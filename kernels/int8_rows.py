@@ -65,6 +65,15 @@ class Int8Rows:
             yield first, self.numbers[first:first + step].float()
 
 
+def round_int8(matrix: Tensor) -> Int8Rows:
+    """`matrix` [rows, d_in] of any float dtype, rounded to eight bits."""
+    exact = matrix.float()
+    scales = (exact.abs().amax(1) / LARGEST).bfloat16()
+    scale = scales.float().unsqueeze(1)
+    numbers = (exact / torch.where(scale == 0, 1.0, scale)).round_().clamp_(-LARGEST, LARGEST)
+    return Int8Rows(numbers.to(torch.int8), scales)
+
+
 def takes_int8(type_name: str, rows: int, d_in: int) -> bool:
     """Whether rows of this type may be packed so here: types of five to eight bits, in shapes that torch's product reads."""
     return type_name in EIGHT_BITS and rows % 16 == 0 and d_in % 32 == 0
@@ -77,10 +86,8 @@ def pack_int8(weight: PackedWeight) -> Int8Rows | None:
     wrong = total = 0.0
     for first, exact in weight.chunks(torch.float32, PACKED_ELEMENTS):
         here = slice(first, first + exact.shape[0])
-        scales[here] = exact.abs().amax(1) / LARGEST
-        scale = scales[here].float().unsqueeze(1)
-        rounded = (exact / torch.where(scale == 0, 1.0, scale)).round_().clamp_(-LARGEST, LARGEST)
-        numbers[here] = rounded
-        wrong += rounded.mul_(scale).sub_(exact).square_().sum().item()
+        rounded = round_int8(exact)
+        numbers[here], scales[here] = rounded.numbers, rounded.scales
+        wrong += rounded.rows(torch.arange(exact.shape[0])).sub_(exact).square_().sum().item()
         total += exact.square_().sum().item()
     return Int8Rows(numbers, scales) if wrong <= MOST_ERROR**2 * total else None

@@ -27,7 +27,7 @@ class RmsNorm:
     def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> None:
         """`dtype`: of what is normalised, the weight's unless given."""
         self.weight, self._eps = weight, eps
-        self._few_ops = weight.dtype == (dtype or weight.dtype) == torch.float32 and weight.device.type == "cpu"
+        self.few_ops = weight.dtype == (dtype or weight.dtype) == torch.float32 and weight.device.type == "cpu"
         self._scaled = weight * weight.numel() ** 0.5
         self._floor = torch.tensor((weight.numel() * eps) ** 0.5, dtype=weight.dtype, device=weight.device)
 
@@ -36,7 +36,11 @@ class RmsNorm:
         return F.rms_norm(x.float(), (x.shape[-1],), None, self._eps)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not self._few_ops:
+        if not self.few_ops:
             return rms_norm(x, self.weight, self._eps)
+        return self.into(x, torch.empty_like(x))
+
+    def into(self, x: Tensor, y: Tensor) -> Tensor:
+        """What a call returns, written into y [..., hidden]; where `few_ops`."""
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x * self._scaled).div_(torch.hypot(length, self._floor))
+        return torch.mul(x, self._scaled, out=y).div_(torch.hypot(length, self._floor))

@@ -55,7 +55,7 @@ class PackedWeight:
                 yield first, _numbers(data, part.type, dtype)
                 first += data.shape[0]
 
-    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Semantics: y[t, o] = sum_i x[t, i] weight[o, i] + bias[o].  x [T, d_in], y [T, rows], in the dtype of x."""
         y = x.new_empty((x.shape[0], self.shape[0]))
         for first, weight in self.chunks(x.dtype, CHUNK_ELEMENTS[x.device.type]):

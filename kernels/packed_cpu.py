@@ -36,9 +36,14 @@ class CpuWeight:
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Semantics: y[t, o] = sum_i x[t, i] weight[o, i] + bias[o].  x [T, d_in], y [T, rows], in the dtype of x."""
-        found = [part.linear(x, None) if isinstance(part, PackedWeight) else part.linear(x) for part in self.parts]
-        y = (found[0] if len(found) == 1 else torch.cat(found, 1)).to(x.dtype)
+        y = self.product(x).to(x.dtype)
         return y if bias is None else y.add_(bias)
+
+    def product(self, x: Tensor) -> Tensor:
+        """`linear` without a bias, in bf16 or fp32, as it comes: nothing is converted in vain.  x fp32 or bf16."""
+        if len(self.parts) == 1:
+            return self.parts[0].linear(x)
+        return torch.cat([part.linear(x) for part in self.parts], 1)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Semantics: y[t] = weight[ids[t]].  ids [T] int64; y [T, d_in] in `dtype`."""

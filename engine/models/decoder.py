@@ -30,6 +30,7 @@ from .acting import (
     linear,
     norm,
 )
+from .cpu_forward import CpuForward, cpu_obstacle
 from .facts import ModelFacts, linear_layout, module_shapes
 from .layers import NO_ROPE, Layer, take_layer
 from .rope import RopeTables, Table
@@ -53,6 +54,8 @@ class Decoder:
         self.scores = Scores(facts.attention_scale or None, facts.attention_softcap)
         scale = facts.embedding_scale
         self.embedding_scale = torch.tensor(scale).to(self.dtype).item() if facts.rounded_embedding_scale else scale
+        self._replies = None if cpu_obstacle(facts, self.layers) else CpuForward(
+            facts, self.embedding, self.embedding_scale, self.layers, self.rope)
 
     @property
     def nbytes(self) -> int:
@@ -100,6 +103,8 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, caches: Tensor, lora: ActiveLora | None, lap: Lap) -> Tensor:
         """Logits [sampled rows, vocab] of a step; its keys and values are stored in `caches`."""
+        if self._replies is not None and self._replies.takes(inputs, lora):
+            return self._head(self._replies.forward(inputs, caches, lora, lap), inputs, lora, lap)
         x = embed(inputs.ids, self.embedding, lora)
         if self.embedding_scale != 1:
             x = x * self.embedding_scale
@@ -112,6 +117,9 @@ class Decoder:
             mixed = self._attention(normed, layer, cache, rope, inputs.cells, seen[layer.window], each, lap)
             x, normed = self._joined(x, mixed, layer.after_attention, layer.before_mlp, each, each)
             x, normed = self._joined(x, self._mlp(normed, layer, each, lap), layer.after_mlp, after, each, its)
+        return self._head(x, inputs, lora, lap)
+
+    def _head(self, x: Tensor, inputs: StepInputs, lora: ActiveLora | None, lap: Lap) -> Tensor:
         at_head = lora.at_head() if lora is not None else NO_DELTAS
         return self.capped_(linear(norm(x.index_select(0, inputs.sampled), self.norm, at_head), self.head, at_head, lap))
 

@@ -1,0 +1,109 @@
+"""Steps of replies on a CPU against the decoder's usual forward, over packed weights."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType, quants
+from gguf_file import FACTS
+from torch import Tensor
+
+from lora_bench.engine.batch import Chunk, step_inputs
+from lora_bench.engine.blocks import BLOCK_TOKENS, BlockTable
+from lora_bench.engine.measured_base import MeasuredBase
+from lora_bench.engine.models.cpu_forward import MOST_ROWS, CpuForward, cpu_obstacle
+from lora_bench.engine.models.decoder import Decoder
+from lora_bench.engine.random_base import random_weights
+from lora_bench.engine.scheduler import Work
+from lora_bench.kernels.packed import PackedRows, PackedWeight
+from lora_bench.kernels.packed_cpu import multiplies_packed
+
+pytestmark = pytest.mark.skipif(not multiplies_packed(), reason="this CPU has no products of packed numbers")
+LLAMA = replace(FACTS, layers=2, vocab=64)
+CLOSE = 0.02
+"""the length of the differences over that of the logits: bf16 rounds products, in other places in the two forwards"""
+
+
+def decoder_of(rounded: bool = True, **facts: object) -> Decoder:
+    shape = replace(LLAMA, **facts)
+    weights = random_weights(shape, torch.device("cpu"), torch.float32)
+    return Decoder(shape, {name: packed(weight, rounded) if weight.dim() == 2 else weight for name, weight in weights.items()}, 256)
+
+
+def packed(matrix: Tensor, rounded: bool) -> PackedWeight:
+    data = quants.quantize(matrix.numpy(), GGMLQuantizationType.Q4_1)
+    return PackedWeight((PackedRows("Q4_1", torch.from_numpy(data)),), torch.float32, rounded)
+
+
+@pytest.fixture
+def both(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Tensor]], tuple[Tensor, Tensor]]:
+    """What a step gives in its own calls, and in the usual forward."""
+    def run(step: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        taken: list[bool] = []
+        takes = CpuForward.takes
+
+        def counted(*given: object) -> bool:
+            taken.append(takes(*given))
+            return taken[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CpuForward, "takes", counted)
+            own = step().clone()
+            patch.setattr(CpuForward, "takes", lambda *given: False)
+            assert taken == [True]
+            return own, step()
+
+    return run
+
+
+def apart(got: Tensor, wanted: Tensor) -> float:
+    return float(((got - wanted).norm(dim=1) / wanted.norm(dim=1)).max())
+
+
+@pytest.mark.parametrize("facts", [{}, {"tied": True, "embedding_scale": 2.0, "attention_scale": 0.2}, {"attention_bias": True}], ids=str)
+def test_rows_whose_blocks_lie_anywhere(facts: dict[str, object], both: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    decoder = decoder_of(**facts)
+    caches = decoder.kv_cache(16, BLOCK_TOKENS).normal_()
+    chunks = [Chunk((3,), 0, BlockTable([7]), True), Chunk((9,), 37, BlockTable([2, 3, 4]), True),
+              Chunk((60,), 40, BlockTable([14, 5, 6]), False), Chunk((60,), 64, BlockTable([9, 1, 8, 0, 11]), True)]
+    for several in (chunks, chunks[:1], chunks[3:]):
+        inputs = step_inputs(several, decoder.device)
+        own, usual = both(lambda inputs=inputs: decoder.forward(inputs, caches, None, lambda op: None))
+        assert own.shape == (sum(chunk.sampled for chunk in several), 64) and apart(own, usual) < CLOSE
+
+
+@pytest.mark.parametrize("ranks", [(16,), (3, 16, 40), (1, 64, 64, 64)], ids=str)
+def test_rows_of_different_adapters(ranks: tuple[int, ...], both: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    with torch.inference_mode():
+        base = MeasuredBase(decoder_of(), ranks, 1, 64)
+        mixes = [(name,) for name in base.names] + [()]
+        for mix in (mixes, mixes[:1]):
+            requests = [base._request(names, 20 + 9 * index) for index, names in enumerate(mix)]
+            for request in requests:
+                request.commit(request.pending - 1)
+            works = [Work(request, 1) for request in requests]
+            own, usual = both(lambda works=works: base._runner._forward(works)[0])
+            assert apart(own, usual) < CLOSE
+            without = base._runner.decoder.forward(step_inputs([base._runner._chunk(work, False) for work in works], torch.device("cpu")),
+                                                   base._caches, None, lambda op: None)
+            assert apart(own[:1], without[:1]) > 5 * apart(own[:1], usual[:1]), "the adapters act"
+            base._end(requests)
+
+
+def test_a_number_that_is_not_finite_is_not_hidden() -> None:
+    decoder = decoder_of()
+    caches = decoder.kv_cache(4, BLOCK_TOKENS).normal_()
+    decoder.layers[0].qkv.weight.parts[0].scales[0, :64, 0] = torch.nan
+    logits = decoder.forward(step_inputs([Chunk((3,), 20, BlockTable([1, 2]), True)], decoder.device), caches, None, lambda op: None)
+    assert logits.isnan().all()
+
+
+def test_what_has_no_calls_of_its_own() -> None:
+    decoder = decoder_of()
+    inputs = step_inputs([Chunk((1, 2), 0, BlockTable([0]), True)], decoder.device)
+    many = step_inputs([Chunk((1,), 0, BlockTable([0]), True)] * (MOST_ROWS + 1), decoder.device)
+    assert not decoder._replies.takes(inputs, None) and not decoder._replies.takes(many, None)
+    assert "not multiplied packed" in cpu_obstacle(LLAMA, decoder_of(rounded=False).layers)
+    assert "more than those of llama" in cpu_obstacle(replace(LLAMA, qk_norm="each"), decoder.layers)
