@@ -4,11 +4,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..kernels.attention import Span
-from .blocks import BLOCK_TOKENS, BlockTable
+from ..kernels.uploads import uploaded
+from .blocks import BlockTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +46,22 @@ class StepInputs:
 
 def step_inputs(chunks: Sequence[Chunk], device: torch.device) -> StepInputs:
     """The tensors of a step over `chunks` (at least one, each with at least one token)."""
-    ids: list[int] = []
-    rope_rows: list[int] = []
-    cells: list[int] = []
+    tokens = sum(len(chunk.ids) for chunk in chunks)
+    rows = np.empty((3, tokens), np.int64)
     sampled: list[int] = []
     spans: list[Span] = []
+    start = 0
     for chunk in chunks:
-        length = chunk.position + len(chunk.ids)
-        spans.append(Span(len(ids), len(chunk.ids), length, chunk.table.runs(length)))
-        ids += chunk.ids
-        rope_rows += range(chunk.position + chunk.rope_start, length + chunk.rope_start)
-        cells += _cells(chunk.table, chunk.position, length)
+        count = len(chunk.ids)
+        end, length = start + count, chunk.position + count
+        rows[0, start:end] = chunk.ids
+        rows[1, start:end] = np.arange(chunk.position + chunk.rope_start, length + chunk.rope_start)
+        rows[2, start:end] = chunk.table.cells(chunk.position, length)
+        spans.append(Span(start, count, length, chunk.table.runs(length)))
         if chunk.every:
-            sampled += range(len(ids) - len(chunk.ids), len(ids))
+            sampled += range(start, end)
         elif chunk.sampled:
-            sampled.append(len(ids) - 1)
-    packed = torch.tensor(ids + rope_rows + cells + sampled, dtype=torch.int64).to(device)
-    return StepInputs(*packed[: 3 * len(ids)].view(3, -1), tuple(spans), packed[3 * len(ids) :])
-
-
-def _cells(table: BlockTable, position: int, end: int) -> list[int]:
-    """The cells of the tokens from `position` up to `end`, a block at a time."""
-    cells: list[int] = []
-    while position < end:
-        count = min(end - position, BLOCK_TOKENS - position % BLOCK_TOKENS)
-        first = table.cell(position)
-        cells += range(first, first + count)
-        position += count
-    return cells
+            sampled.append(end - 1)
+        start = end
+    packed = uploaded(np.concatenate((rows.ravel(), np.array(sampled, np.int64))), device)
+    return StepInputs(*packed[: 3 * tokens].view(3, -1), tuple(spans), packed[3 * tokens :])

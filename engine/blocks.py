@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from itertools import islice
 
+import numpy as np
+
 BLOCK_TOKENS = 16
 
 
@@ -57,6 +59,12 @@ class BlockTable:
     def cell(self, position: int) -> int:
         """Where the token at `position` lies in the flattened cache."""
         return self.blocks[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
+
+    def cells(self, position: int, end: int) -> np.ndarray:
+        """[end - position] `cell` of the tokens from `position` up to `end`."""
+        first = position // BLOCK_TOKENS
+        blocks = np.array(self.blocks[first : blocks_for(end)])[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)
+        return blocks.ravel()[position - first * BLOCK_TOKENS : end - first * BLOCK_TOKENS]
 
     def runs(self, tokens: int) -> tuple[tuple[int, int], ...]:
         """The blocks of the first `tokens` tokens as (first block, count) of consecutive runs, in the order of the tokens."""

@@ -18,6 +18,7 @@ from .launch import launch
 from .lora_tiles_triton import expand_kernel, shrink_kernel
 from .rank_pages import PAGE_ROWS, RankPool
 from .triton_compat import runs_triton
+from .uploads import uploaded
 
 FEW_ROWS = 16
 """a step of so few is one tile"""
@@ -129,8 +130,7 @@ def cut_tiles(weights: np.ndarray, lists: Sequence[tuple[tuple[int, ...], tuple[
         counts, order, by_place = orders[columns]
         parts += [counts, np.array(pages, np.int32)[order].ravel(), by_place]
     ends = np.cumsum([len(part) for part in parts])
-    host = torch.from_numpy(np.concatenate([part.astype(np.int32, copy=False) for part in parts]))
-    numbers = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    numbers = uploaded(np.concatenate([part.astype(np.int32, copy=False) for part in parts]), device)
     pieces = [numbers[end - len(part) : end] for part, end in zip(parts, ends.tolist(), strict=True)]
     tiles = len(starts)
     cut = tuple(TileList(pieces[at], pieces[at + 1].view(tiles, -1), pieces[at + 2].view(tiles, -1), tuple(zip(*one, strict=True)))

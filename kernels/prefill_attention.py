@@ -18,6 +18,7 @@ from .launch import launch
 from .prefill_attention_triton import prefill_attention_kernel
 from .spans import Scores, Span
 from .triton_compat import runs_triton
+from .uploads import uploaded
 
 FILLED = 132
 """programs that a request is parted into at least, where it has tokens enough"""
@@ -93,7 +94,7 @@ def cut_pieces(spans: Sequence[Span], caches: Tensor, heads: int, window: int = 
                        (np.cumsum(scratch_rows) - scratch_rows)[number], (np.cumsum(parted) - parted)[number]), 1)
     pieces = pieces[np.argsort(pieces[:, 4] - pieces[:, 5], kind="stable")]
     tables = _tables(spans)
-    on_device = _uploaded(np.concatenate((tables.ravel(), pieces.ravel())), caches.device)
+    on_device = uploaded(np.concatenate((tables.ravel(), pieces.ravel())).astype(np.int32), caches.device)
     scratch = {"dtype": torch.float32, "device": caches.device}
     return Pieces(
         on_device[tables.size :].view(-1, 10), on_device[: tables.size].view(tables.shape), window, shape,
@@ -126,12 +127,6 @@ def _counted(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """[sum] each index as often as its count says, and which of them it is."""
     of = np.repeat(np.arange(len(counts)), counts)
     return of, np.arange(len(of)) - (np.cumsum(counts) - counts)[of]
-
-
-def _uploaded(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """[numbers] int32 on the device; the host does not wait for the copy."""
-    host = torch.from_numpy(numbers.astype(np.int32))
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 def prefill_attention(q: Tensor, cache: Tensor, pieces: Pieces, scores: Scores) -> Tensor:
