@@ -193,6 +193,6 @@ def test_the_opening_of_a_chat_invokes_an_alora(bench: Bench) -> None:
 def test_mixes_in_one_batch_equal_each_alone(bench: Bench) -> None:
     both: Mix = (AdapterUse("pirate", 0.6), AdapterUse("json", 0.4))
     requests = [(_ids("P02"), mix) for mix in ((), (AdapterUse("pirate"),), (AdapterUse("caps", 0.7),), both)]
-    alone = [bench.generate([request], max_tokens=24)[0] for request in requests]
+    alone = [bench.generate([request], max_tokens=12)[0] for request in requests]
     assert len({tuple(reply) for reply in alone}) == 4
-    assert bench.generate(requests, max_tokens=24) == alone
+    assert bench.generate(requests, max_tokens=12) == alone
