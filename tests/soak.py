@@ -23,6 +23,7 @@ import psutil
 import torch
 from engine_bench import Bench
 from oracle import COMMANDS, Contents, Drawn, Fresh, Life, Prompts, alike
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lora_bench.engine.base_file import open_base
@@ -43,6 +44,7 @@ from lora_bench.engine.protocol import (
 )
 from lora_bench.engine.random_base import random_adapter, shape_facts
 from lora_bench.engine.random_files import write_adapter, write_base
+from lora_bench.engine.weights.load import load_weights
 from lora_bench.kernels.sampling import gumbel
 from lora_bench.sample_adapters import sample_adapters
 
@@ -60,6 +62,7 @@ ROUND_COMMANDS = COMMANDS | {"mix": 6, "reload": 1, "load_or_unload": 1}
 PROMPT_LENGTHS = (1, 16, 30, 48, 90, 140)
 REPLY_TOKENS = (1, 20, 60, 100)
 CONTEXT = 256
+PEFT_PREFIX = "base_model.model.model."
 TOLD = (GraphCaptured, HostEvicted, HostLoaded, RequestFailed, RequestFinished, RequestPreempted, RequestStarted, SlotEvicted, SlotLoaded)
 
 
@@ -245,19 +248,38 @@ def _told(soak: Soak, dtype: str) -> str:
         f"{counts['steps under graphs']} of {counts['steps']} steps under them, the slowest step {seen.slowest_ms:.0f} ms")
 
 
-def sample_contents(place: Path) -> dict[str, list[Path]]:
-    """The sample adapters, and each again with half its alpha."""
+def sample_contents(base: Path, place: Path) -> dict[str, list[Path]]:
+    """The sample adapters, each again with half its alpha; and two that are more than low rank, of random numbers: a DoRA, and one that
+    trained the last norm and rows of the embedding."""
     found: dict[str, list[Path]] = {}
     for name, folder in sample_adapters():
-        weaker = place / name
-        weaker.mkdir(parents=True)
-        for file in Path(folder).iterdir():
-            if file.suffix == ".safetensors":
-                (weaker / file.name).write_bytes(file.read_bytes())
-        config = json.loads((Path(folder) / "adapter_config.json").read_text())
-        (weaker / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": config["lora_alpha"] / 2}))
-        found[name] = [Path(folder), weaker]
+        tensors, config = _read(Path(folder))
+        found[name] = [Path(folder), _written(place / name, tensors, config | {"lora_alpha": config["lora_alpha"] / 2})]
+    tensors, config = _read(found["robot"][0])
+    weights = load_weights(open_base(base), "cpu", torch.float32)
+    for number in range(2):
+        paths = [name.removesuffix(".lora_B.weight") for name in tensors if "lora_B" in name]
+        sizes = {path: weights[f"{path.removeprefix(PEFT_PREFIX)}.weight"].norm(dim=1) for path in paths}
+        magnitudes = {f"{path}.lora_magnitude_vector": size * (0.8 + 0.4 * torch.rand_like(size)) for path, size in sizes.items()}
+        norm, rows = weights["norm.weight"], torch.arange(number, len(weights["embed_tokens.weight"]), 7)
+        trained = {f"{PEFT_PREFIX}norm.weight": norm * (0.8 + 0.4 * torch.rand_like(norm)),
+                   f"{PEFT_PREFIX}embed_tokens.token_adapter.trainable_tokens_delta": 0.02 * torch.randn(len(rows), len(norm))}
+        saved = {"modules_to_save": ["model.norm"], "trainable_token_indices": {"embed_tokens": rows.tolist()}}
+        found.setdefault("dora", []).append(_written(place / f"dora-{number}", tensors | magnitudes, config | {"use_dora": True}))
+        found.setdefault("saved", []).append(_written(place / f"saved-{number}", tensors | trained, config | saved))
     return found
+
+
+def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """Tensors and config of an adapter."""
+    return load_file(folder / "adapter_model.safetensors"), json.loads((folder / "adapter_config.json").read_text())
+
+
+def _written(folder: Path, tensors: dict[str, Tensor], config: dict[str, object]) -> Path:
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
 
 
 def random_contents(base: Path, place: Path, ranks: Sequence[int] = (1, 8, 16, 24, 64)) -> dict[str, list[Path]]:
@@ -293,6 +315,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     options = parser.parse_args()
     print(f"seed {options.seed}")
+    torch.manual_seed(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         for number, dtype in enumerate(options.dtype):
             place, draw = Path(folder) / dtype, random.Random(options.seed + number)
@@ -302,7 +325,8 @@ def main() -> int:
                 write_base(base, shape_facts(options.shape), torch.device("cpu"))
                 contents, prompts = random_contents(base, place / "contents"), random_prompts(base, draw)
             else:
-                base, contents, prompts = ensure_default_model(), sample_contents(place / "contents"), sample_prompts()
+                base = ensure_default_model()
+                contents, prompts = sample_contents(base, place / "contents"), sample_prompts()
             soak = Soak(base, contents, prompts, place / "adapters", draw, dtype, options.device)
             live(soak, options.seconds / len(options.dtype), dtype)
     return 0
