@@ -24,6 +24,7 @@ from ..kernels.rope import inverse_frequencies, rope_table
 from ..kernels.sampling import Draw
 from ..kernels.spans import Span
 from ..kernels.triton_compat import runs_triton
+from .bench_peers import SCALE, PeerCell
 from .blocks import BLOCK_TOKENS, blocks_for
 from .models.facts import ModelFacts
 from .page_image import PageShape, page_shapes, pages_for
@@ -70,6 +71,8 @@ class Case:
     """that one of them cannot but read"""
     plain: Callable[[], object] | None = None
     """what torch has for it, without adapters: the product alone, or attention over keys and values end to end"""
+    peer_cell: PeerCell | None = None
+    """what other engines have ops for"""
 
 
 def linears(at: Setting) -> Iterator[Case]:
@@ -129,7 +132,8 @@ def _linear(at: Setting, kind: str, shape: PageShape, type_name: str) -> Iterato
         acting = torch.from_numpy(_acting(at, at.rows)).to(at.device)
         ranks = [RankRows(pool, copy, numbers.to(at.device), acting) for copy in range(copies)]
         more = sum(at.ranks) * (len(shape.ends) * d_in + d_out) * at.dtype.itemsize
-        yield Case(f"{name}, {_adapters(at)}", partial(run, ranks), copies, nbytes + more)
+        cell = None if type_name else PeerCell(d_in, shape.ends, at.ranks, _of_row(at, at.rows), False, weights, x)
+        yield Case(f"{name}, {_adapters(at)}", partial(run, ranks), copies, nbytes + more, peer_cell=cell)
 
 
 def _pool(at: Setting, shape: PageShape, copies: int) -> tuple[RankPool, list[int], list[int]]:
@@ -143,8 +147,13 @@ def _pool(at: Setting, shape: PageShape, copies: int) -> tuple[RankPool, list[in
 
 def _acting(at: Setting, rows: int) -> np.ndarray:
     weights = np.zeros((rows, len(at.ranks)), np.float32)
-    weights[np.arange(rows), np.arange(rows) * len(at.ranks) // rows] = 0.7
+    weights[np.arange(rows), _of_row(at, rows)] = SCALE
     return weights
+
+
+def _of_row(at: Setting, rows: int) -> list[int]:
+    """Which adapter each row has."""
+    return [row * len(at.ranks) // rows for row in range(rows)]
 
 
 def _adapters(at: Setting) -> str:
@@ -209,7 +218,8 @@ def _prompt_linear(at: Setting, kind: str, shape: PageShape, side: SideStream | 
             y = F.linear(x, weight)
             lora_expand_tiles_(y, shrunk)
 
-    return Case(f"{kind} of prompts, {_adapters(at)}", run, copies, nbytes, lambda: [F.linear(x, weight) for weight in weights])
+    return Case(f"{kind} of prompts, {_adapters(at)}", run, copies, nbytes, lambda: [F.linear(x, weight) for weight in weights],
+                PeerCell(d_in, shape.ends, at.ranks, _of_row(at, at.tokens), True, weights, x))
 
 
 def draws(at: Setting) -> Iterator[Case]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
@@ -19,6 +20,8 @@ Rounds = Annotated[int, Parameter(validator=Within(1, 100), help="Measured round
 Packed = Literal["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
 MOST_PAGES = 64
 """of one linear in a step"""
+PEERS = "vllm-", "sglang-"
+"""how the wheels of other engines are named"""
 
 bench = App(name="bench", result_action="return_value")
 
@@ -106,6 +109,10 @@ def kernels(
     context: Annotated[int, Parameter(validator=Within(1, 100_000), help="Tokens of every row.")] = 256,
     tokens: Annotated[int, Parameter(validator=Within(2, 100_000), help="Tokens of a prompt.")] = 2048,
     ranks: Annotated[str, Parameter(help="Ranks of the adapters that act; the rows are parted among them.")] = "16,16,16,16,16,16,16,16",
+    peer_wheel: Annotated[tuple[Path, ...], Parameter(
+        negative="", show_default=False,
+        help="A wheel of vllm or sglang: their LoRA ops are measured beside ours, without installing it; may be given several times. "
+             "Those that are installed are measured without it.")] = (),
     json: Json = False,
 ) -> int:
     """Measure each op of a step by itself, beside the bytes that it must read and what torch has for it."""
@@ -116,8 +123,11 @@ def kernels(
         raise UsageError(f"--ranks {ranks}: at most one adapter for each of {rows} rows, and {MOST_PAGES} pages of 16 rank rows")
     if len(numbers) > tokens:
         raise UsageError(f"--tokens {tokens}: fewer than the {len(numbers)} adapters that act on them; give more")
+    for wheel in peer_wheel:
+        if not wheel.is_file() or wheel.suffix != ".whl" or not wheel.name.startswith(PEERS):
+            raise UsageError(f"--peer-wheel {wheel}: give the file of a wheel of vllm or sglang, named as it was downloaded")
     return report({"shape": shape, "device": device, "dtype": dtype, "rows": rows, "context": context, "tokens": tokens,
-                   "ranks": numbers}, json)
+                   "ranks": numbers, "peer_wheels": [str(wheel) for wheel in peer_wheel]}, json)
 
 
 @bench.command
