@@ -180,8 +180,9 @@ def packed_kernel(
         if program == 0:
             tl.store(stamp, tl.extra.cuda.globaltimer())
     if program < PROGRAMS:
-        rank_tasks(program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
-                   K, SLICES, H_BM, H_TILES, DEPTH, STEP, PROGRAMS, MAX_PAGES)
+        if RANK:
+            rank_tasks(program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
+                       K, SLICES, H_BM, H_TILES, DEPTH, STEP, PROGRAMS, MAX_PAGES)
     else:
         PADDED0: tl.constexpr = (ROWS0 + 63) // 64 * 64
         PADDED1: tl.constexpr = (ROWS1 + 63) // 64 * 64
