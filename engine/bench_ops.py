@@ -24,10 +24,10 @@ from ..kernels.rope import inverse_frequencies, rope_table
 from ..kernels.sampling import Draw
 from ..kernels.spans import Span
 from ..kernels.triton_compat import runs_triton
-from .bench_peers import SCALE, PeerCell
 from .blocks import BLOCK_TOKENS, blocks_for
 from .models.facts import ModelFacts
 from .page_image import PageShape, page_shapes, pages_for
+from .peer_cell import SCALE, PeerCell
 from .random_base import random_packed
 
 COPY_BYTES = {"cpu": 1 << 24, "cuda": 400 << 20}

@@ -11,8 +11,11 @@ import torch
 
 from lora_bench.engine import bench_peers
 from lora_bench.engine.bench_kernels import run_kernels
-from lora_bench.engine.bench_peers import PeerCell, Peers, Sglang, Vllm, peer_run
+from lora_bench.engine.bench_peers import Peers, peer_run
+from lora_bench.engine.peer_cell import PeerCell
 from lora_bench.engine.peer_files import PeerError, PeerFiles, installed, unpacked
+from lora_bench.engine.peer_sglang import Sglang
+from lora_bench.engine.peer_vllm import Vllm
 from lora_bench.workbench.cli import main
 from lora_bench.workbench.kernel_speed import _lines
 
