@@ -12,12 +12,12 @@ class StepBuffers:
     def __init__(self, count: int, facts: ModelFacts) -> None:
         heads, kv_heads, d = facts.heads, facts.kv_heads, facts.head_dim
         self.x, self.normed = torch.empty(count, facts.hidden), torch.empty(count, facts.hidden)
+        self.sums = torch.empty(count, facts.hidden)
         self.packed = torch.empty(count, facts.hidden, dtype=torch.bfloat16)
         self.qkv = torch.empty(count, (heads + 2 * kv_heads) * d)
         by_head = self.qkv.view(count, -1, d)
         self.kv = by_head[:, heads:].transpose(0, 1)
         """[2 * kv_heads, count, d]"""
-        self.all_q = self.qkv[:, : heads * d]
         self.q = [row[:heads].view(1, kv_heads, heads // kv_heads, d) for row in by_head]
         self._turned = by_head[:, : heads + kv_heads]
         self._halves = self._turned.chunk(2, -1)
@@ -28,6 +28,8 @@ class StepBuffers:
         self.gate_up = torch.empty(count, 2 * facts.intermediate)
         self._gate, self._up = self.gate_up.chunk(2, -1)
         self.gated = torch.empty(count, facts.intermediate, dtype=torch.bfloat16)
+        self.views: dict[tuple[str, int, int], torch.Tensor] = {}
+        """columns of the buffers that adapters act on, by linear, as they are first asked for"""
 
     def turn_(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         """Rotate q and k in place (`kernels.rope.rope_`)."""

@@ -50,7 +50,7 @@ class CpuForward:
         cos, sin = self._rope.rows(inputs.rope_rows)[GLOBAL]
         runs = [stored_runs(span, caches, facts.attention_scale or None) for span in inputs.spans]
         targets = caches.view(facts.layers, 2 * facts.kv_heads, -1, facts.head_dim).unbind(0)
-        added = self._lora.begin(lora) if lora is not None else None
+        added = self._lora.begin(lora, buffers.views) if lora is not None else None
         for index, layer in enumerate(self._layers):
             layer.before_attention.rms.into(x, normed)
             packed.copy_(normed)
@@ -62,7 +62,8 @@ class CpuForward:
             lap("other")
             _attend(runs, index, buffers)
             lap("attention")
-            self._residual(layer.o.weight, buffers.mixed, x, layer.o.bias, lap)
+            self._product(layer.o.weight, buffers.mixed, buffers.sums, layer.o.bias, lap)
+            x.add_(buffers.sums)
             if added is not None:
                 added.add_(index, "o_proj", buffers.mixed, x, lap)
             layer.before_mlp.rms.into(x, normed)
@@ -71,7 +72,8 @@ class CpuForward:
             if added is not None:
                 added.add_(index, "gate_up_proj", packed, buffers.gate_up, lap)
             buffers.gate_()
-            self._residual(layer.down.weight, buffers.gated, x, layer.down.bias, lap)
+            self._product(layer.down.weight, buffers.gated, buffers.sums, layer.down.bias, lap)
+            x.add_(buffers.sums)
             if added is not None:
                 added.add_(index, "down_proj", buffers.gated, x, lap)
         return x
@@ -84,20 +86,11 @@ class CpuForward:
         if bias is not None:
             y.add_(bias)
 
-    def _residual(self, weight: CpuWeight, x: Tensor, sums: Tensor, bias: Tensor | None, lap: Lap) -> None:
-        lap("other")
-        product = weight.product(x)
-        lap("base matmul")
-        sums.add_(product)
-        if bias is not None:
-            sums.add_(bias)
-
 
 def _attend(runs: Sequence[StoredRuns], index: int, buffers: StepBuffers) -> None:
     for q, stored, out in zip(buffers.q, runs, buffers.mixed_rows, strict=True):
-        out.copy_(stored.attend(q, index))
-    # torch's kernel takes rows whose scores are all NaN for masked ones and returns zeros; 0 * q adds nothing but NaN
-    buffers.mixed.add_(buffers.all_q, alpha=0)
+        # torch's kernel takes rows whose scores are all NaN for masked ones and returns zeros; 0 * q adds nothing but NaN
+        out.copy_(stored.attend(q, index).add_(q, alpha=0))
 
 
 def cpu_obstacle(facts: ModelFacts, layers: Sequence[Layer]) -> str:
