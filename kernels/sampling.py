@@ -36,7 +36,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """
     logits = logits.float()
     logits = _penalised(logits, draws)
-    finite = torch.isfinite(logits).all(-1)
+    finite = torch.isfinite(torch.stack(torch.aminmax(logits, dim=-1))).all(0)  # both are NaN where a number is
     logits = without_foreign(logits, [draw.vocab for draw in draws])
     tokens = logits.argmax(-1)
     hot = [row for row, draw in enumerate(draws) if draw.temperature > 0]
