@@ -28,6 +28,8 @@ class Kind:
     """some of these change single rows besides rank rows"""
     gates: Gates = ""
     """which rows they change at gate or up"""
+    late: bool = False
+    """others follow a DoRA in the mix of a row"""
 
 
 class DecodeGraphs:

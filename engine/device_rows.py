@@ -43,7 +43,7 @@ class StepRows:
 
     A request has the row of its place in the step. `weights` fp32 [rows, MAX_COLUMNS], of each adapter on each row, `draws` int64
     [rows, DRAW_WORDS] and `own` int32 [3, rows] (RowProfiles.compose) are written by others in RAM, and uploaded with the rest; `heads`
-    int64 [rows, HEAD_WORDS] and `embeddings` [rows, EMBEDDING_WORDS] where that is asked for.
+    int64 [rows, HEAD_WORDS], `embeddings` [rows, EMBEDDING_WORDS] and `late` fp32 [rows, MAX_COLUMNS] where that is asked for.
     """
 
     def __init__(self, rows: int, blocks: int, vocab: int, device: torch.device) -> None:
@@ -65,13 +65,16 @@ class StepRows:
         self.device_draws = of_draws.view(torch.int64).view(rows, DRAW_WORDS)
         self._device_places, self.device_own = of_places.view(6, rows).split(3)
         self.device_weights = of_weights.view(torch.float32).view(rows, MAX_COLUMNS)
-        self._host_addresses = torch.zeros(rows * (HEAD_WORDS + EMBEDDING_WORDS), dtype=torch.int64, pin_memory=pinned)
-        self._addresses = torch.zeros_like(self._host_addresses, device=device)
-        heads, embeddings = np.split(self._host_addresses.numpy(), (rows * HEAD_WORDS,))
+        sizes = [rows * HEAD_WORDS, rows * EMBEDDING_WORDS, rows * MAX_COLUMNS // 2]
+        self._host_own = torch.zeros(sum(sizes), dtype=torch.int64, pin_memory=pinned)
+        self._device_own = torch.zeros_like(self._host_own, device=device)
+        heads, embeddings, late = np.split(self._host_own.numpy(), np.cumsum(sizes[:2]))
         self.heads: np.ndarray = heads.reshape(rows, HEAD_WORDS)
         self.embeddings: np.ndarray = embeddings.reshape(rows, EMBEDDING_WORDS)
-        of_heads, of_embeddings = self._addresses.split([heads.size, embeddings.size])
+        self.late: np.ndarray = late.view(np.float32).reshape(rows, MAX_COLUMNS)
+        of_heads, of_embeddings, of_late = self._device_own.split(sizes)
         self.device_heads, self.device_embeddings = of_heads.view(rows, HEAD_WORDS), of_embeddings.view(rows, EMBEDDING_WORDS)
+        self.device_late = of_late.view(torch.float32).view(rows, MAX_COLUMNS)
         self._held = [_Row() for _ in range(rows)]
         self._used = 0
         self._stale = range(0)
@@ -86,12 +89,12 @@ class StepRows:
         _, positions, rope_rows = self._device_places[:, :rows]
         return DecodeRows(positions, rope_rows, self._device_tables[:rows])
 
-    def upload(self, rows: int, addresses: bool) -> None:
-        """What the first `rows` rows have of their own in every step, with `heads` and `embeddings` or without; may be captured."""
+    def upload(self, rows: int, own: bool) -> None:
+        """What the first `rows` rows have of their own in every step, with `heads`, `embeddings` and `late` or without; may be captured."""
         end = _WORDS * self._rows + rows * MAX_COLUMNS
         self._device[:end].copy_(self._host[:end], non_blocking=True)
-        if addresses:
-            self._addresses.copy_(self._host_addresses, non_blocking=True)
+        if own:
+            self._device_own.copy_(self._host_own, non_blocking=True)
 
     def upload_tables(self) -> None:
         """The tables of blocks that changed since they were uploaded last; not to be captured."""

@@ -68,7 +68,7 @@ class DeviceStep:
         self._rows = StepRows(most, blocks_for(decoder.context), facts.vocab, device)
         self._lists = torch.zeros(PageTable.linears(facts), LIST_WORDS, dtype=torch.int32, pin_memory=pinned)
         self._device_lists = torch.zeros_like(self._lists, device=device)
-        self._pages = PageTable(facts, self._lists.numpy(), self._rows.weights)
+        self._pages = PageTable(facts, self._lists.numpy(), self._rows.weights, self._rows.late)
         self._results = torch.zeros(most + STAMPS_A_LAYER * (facts.layers + 1), dtype=torch.int64, device=device)
         """the tokens, then the stamps"""
         self._host_results = torch.zeros_like(self._results, device="cpu", pin_memory=pinned)
@@ -157,7 +157,7 @@ class DeviceStep:
         cache is written over by the step itself."""
         if not kind.adapters or not self._stamps.live or not self._share.due((kind, *self._routing.columns)):
             return None
-        plain = replace(kind, adapters=False, own=False, gates="")
+        plain = replace(kind, adapters=False, own=False, gates="", late=False)
         if plain not in self._graphs:
             plain = kind
             self._device_lists.zero_()  # no adapter acts then
@@ -176,17 +176,17 @@ class DeviceStep:
         acting = {use.name: use.digest for row in self._rows.uses for use in row}
         self._store.check_holds(acting)
         self._routing = self._store.routing(acting) if acting else None
-        own, gates = False, ""
+        own, gates, late = False, "", [frozenset[str]()] * len(requests)
         if self._routing is not None:
             if why := self._routing.obstacle or self._compose_own(self._routing):
                 return why
             if not self._routing.plain:
-                own, gates = True, self._profiles.gates
+                own, gates, late = True, self._profiles.gates, self._profiles.late
             if self._pages.compose(self._routing):
                 self._device_lists.copy_(self._lists, non_blocking=True)
-            for row, (request, active) in enumerate(zip(requests, self._rows.uses, strict=True)):
-                self._pages.fill(row, active, len(request.ids) - 1)
-        self._kind = Kind(_bucket(len(requests)), self._routing is not None, own, gates)
+            for row, (request, active, behind) in enumerate(zip(requests, self._rows.uses, late, strict=True)):
+                self._pages.fill(row, active, len(request.ids) - 1, behind)
+        self._kind = Kind(_bucket(len(requests)), self._routing is not None, own, gates, any(late))
         self._random = any(request.sampling.temperature > 0 for request in requests)
         self._penalised = any(request.sampling.repetition_penalty != 1 for request in requests)
         self._sampler.set([request.draw(self._decoder.device) for request in requests])
@@ -219,7 +219,11 @@ class DeviceStep:
     def _inputs(self, kind: Kind) -> DecodeStep:
         weights = self._rows.device_weights[: kind.rows]
         ranks = self._pages.rank_rows(self._store.page_pools, self._device_lists, weights) if kind.adapters else NO_RANKS
-        own = self._profiles.rows(kind.rows, kind.gates) if kind.own else None
+        own = None
+        if kind.own:
+            late = self._rows.device_late[: kind.rows]
+            behind = self._pages.rank_rows(self._store.page_pools, self._device_lists, late) if kind.late else NO_RANKS
+            own = self._profiles.rows(kind.rows, kind.gates, behind)
         return DecodeStep(self._rows.ids(kind.rows), self._rows.places(kind.rows), ranks, own)
 
     def _step(self, kind: Kind) -> None:

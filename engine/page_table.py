@@ -16,14 +16,15 @@ from .routing import Routing
 class PageTable:
     """Rows of a step by adapters, and for each linear of each layer the pages that act there.
 
-    `lists` int32 [linears, LIST_WORDS] and `weights` fp32 [max_rows, MAX_COLUMNS] are memory of the caller, who uploads it; zero at first.
+    `lists` int32 [linears, LIST_WORDS], `weights` and `late` (of what follows a DoRA in the mix of a row) fp32 [max_rows, MAX_COLUMNS] are
+    memory of the caller, who uploads it; zero at first.
     """
 
-    def __init__(self, facts: ModelFacts, lists: np.ndarray, weights: np.ndarray) -> None:
+    def __init__(self, facts: ModelFacts, lists: np.ndarray, weights: np.ndarray, late: np.ndarray) -> None:
         self._kinds = tuple(linear_layout(facts))
         self._head = lists[-1]
         self._lists = lists[:-1].reshape(facts.layers, len(self._kinds), LIST_WORDS)
-        self._weights = weights
+        self._weights, self._late = weights, late
         self._routing: Routing | None = None
         self._rows: list[tuple[ActiveUse, ...] | None] = [()] * len(weights)
         """what each row was written for, where that holds for the tokens to come too"""
@@ -56,17 +57,18 @@ class PageTable:
             target[:, 0] = one.counts
             target[:, 1:1 + most] = one.pages[:, :most]
             target[:, 1 + MAX_PAGES:1 + MAX_PAGES + most] = one.columns[:, :most]
-        self._weights[:] = 0
+        self._weights[:], self._late[:] = 0, 0
         self._rows = [()] * len(self._weights)
         return True
 
-    def fill(self, row: int, active: tuple[ActiveUse, ...], position: int) -> None:
-        """Row `row` of the step is the token at index `position` of a request on which `active` acts (from its starts on)."""
+    def fill(self, row: int, active: tuple[ActiveUse, ...], position: int, late: frozenset[str] = frozenset()) -> None:
+        """Row `row` of the step is the token at index `position` of a request on which `active` acts (from its starts on), those named
+        in `late` behind a DoRA."""
         if self._rows[row] is active:
             return
-        weights = self._weights[row]
-        weights[:] = 0
+        self._weights[row], self._late[row] = 0, 0
         for use in active:
             if use.start <= position:
-                weights[self._routing.columns[use.name]] = use.scale
+                weights = self._late if use.name in late else self._weights
+                weights[row, self._routing.columns[use.name]] = use.scale
         self._rows[row] = active if all(use.start <= position for use in active) else None

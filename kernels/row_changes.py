@@ -1,6 +1,7 @@
 """What single rows of a decode step have of their own besides rank rows: gains and shifts of outputs, and norm weights.
 
-All that such adapters bring (DoRA, trained biases and norms) is elementwise: y = bias + g * (x W^T + delta) + s. The launches here come
+All that such adapters bring (DoRA, trained biases and norms) is elementwise: y = bias + g * (x W^T + delta) + s, and what `late_ranks` made
+of the adapters behind a DoRA is added. The launches here come
 behind those of the other rows (kernels/decode_linear.py) and touch no row but those that have a *profile*: the vectors of one mix at its
 scales. Which rows have which profile is numbers in device memory, so that a captured step serves every mix.
 """
@@ -29,6 +30,8 @@ class RowChanges:
     """fp32 [profiles, d_out]"""
     shifts: Tensor
     """the same, with the same strides"""
+    late: Tensor | None = None
+    """fp32 [rows, d_out], contiguous: what is added behind the gains"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,14 @@ class RowStream:
 
 
 def change_rows_(y: Tensor, bias: Tensor | None, at: RowChanges) -> None:
-    """Semantics, for rows with a profile: y = bias + gains * (y - bias) + shifts, in fp32.  y [rows, d_out], bias [d_out] of one dtype."""
+    """Semantics, for rows with a profile: y = bias + gains * (y - bias) + shifts + late, in fp32.
+
+    y [rows, d_out] and bias [d_out] of one dtype.
+    """
     if runs_triton(y):
         rows, width = y.shape
         _change_rows[(rows, triton.cdiv(width, BLOCK))](
-            y, bias, at.which, at.gains, at.shifts, y.stride(0), at.gains.stride(0), width, BLOCK)
+            y, bias, at.which, at.gains, at.shifts, at.late, y.stride(0), at.gains.stride(0), width, BLOCK)
     else:
         change_rows_reference_(y, bias, at)
 
@@ -71,14 +77,14 @@ def change_rows_reference_(y: Tensor, bias: Tensor | None, at: RowChanges) -> No
 
 
 def gate_rows(y: Tensor, bias: Tensor | None, at: RowChanges, glu: Glu, out: Tensor) -> None:
-    """Semantics, for rows with a profile: z = bias + gains * (y - bias) + shifts; out = act(z[:, :n]) * z[:, n:].
+    """Semantics, for rows with a profile: z = bias + gains * (y - bias) + shifts + late; out = act(z[:, :n]) * z[:, n:].
 
     y [rows, 2 n], bias [2 n], out [rows, n] of one dtype; in fp32.
     """
     if runs_triton(y):
         rows, width = out.shape
         _gate_rows[(rows, triton.cdiv(width, BLOCK))](
-            y, bias, at.which, at.gains, at.shifts, out, y.stride(0), out.stride(0), at.gains.stride(0), width, glu, BLOCK)
+            y, bias, at.which, at.gains, at.shifts, at.late, out, y.stride(0), out.stride(0), at.gains.stride(0), width, glu, BLOCK)
     else:
         gate_rows_reference(y, bias, at, glu, out)
 
@@ -120,7 +126,7 @@ def join_rows_(
     y: Tensor, divisor: float, bias: Tensor | None, at: RowChanges, after: NormRows | None, scale: float, before: NormRows | None,
     to: RowStream,
 ) -> None:
-    """Semantics, for rows with a profile: z = bias + gains * (y / divisor - bias) + shifts; stream += scale * z / rms(z) * `after`'s
+    """Semantics, for rows with a profile: z = bias + gains * (y / divisor - bias) + shifts + late; stream += scale * z / rms(z) * `after`'s
     weight, or scale * z where there is none; out and squares as `begin_rows_` makes them; shared = 0.
 
     y [rows, width], perhaps `to.shared` itself, and bias in the stream's dtype. In fp32; the stream is rounded before it is normed.
@@ -128,8 +134,8 @@ def join_rows_(
     if runs_triton(y):
         rows, width = y.shape
         _join_rows[(rows,)](
-            at.which, y, bias, at.gains, at.shifts, at.gains.stride(0), *_norm(after), *_norm(before), *_stream(to), divisor, scale,
-            to.eps, **_sizes(width, to), num_warps=_warps(width))
+            at.which, y, bias, at.gains, at.shifts, at.late, at.gains.stride(0), *_norm(after), *_norm(before), *_stream(to), divisor,
+            scale, to.eps, **_sizes(width, to), num_warps=_warps(width))
     else:
         join_rows_reference_(y, divisor, bias, at, after, scale, before, to)
 
@@ -150,7 +156,8 @@ def join_rows_reference_(
 
 def _changed(y: Tensor, bias: Tensor | None, at: RowChanges) -> Tensor:
     own, shift = (at.which - 1).clamp_min(0), 0.0 if bias is None else bias.float()
-    return (y.float() - shift) * at.gains[own] + shift + at.shifts[own]
+    y = (y.float() - shift) * at.gains[own] + shift + at.shifts[own]
+    return y if at.late is None else y + at.late
 
 
 def _weights(norm: NormRows, which: Tensor) -> Tensor:
@@ -189,18 +196,21 @@ def _warps(width: int) -> int:
 
 
 @triton.jit
-def _change(y, bias, gains, shifts, at, n, inside):
+def _change(y, bias, gains, shifts, at, late, late_at, n, inside):
     gain = tl.load(gains + at + n, mask=inside, other=0.0)
     if bias is not None:
         base = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
         y = (y - base) * gain + base
     else:
         y *= gain
-    return y + tl.load(shifts + at + n, mask=inside, other=0.0)
+    y += tl.load(shifts + at + n, mask=inside, other=0.0)
+    if late is not None:
+        y += tl.load(late + late_at + n, mask=inside, other=0.0)
+    return y
 
 
 @triton.jit
-def _change_rows(y, bias, which, gains, shifts, y_row, profile_row, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _change_rows(y, bias, which, gains, shifts, late, y_row, profile_row, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     profile = tl.load(which + row).to(tl.int64)
     if profile > 0:
@@ -208,13 +218,13 @@ def _change_rows(y, bias, which, gains, shifts, y_row, profile_row, WIDTH: tl.co
         inside = n < WIDTH
         place = y + row.to(tl.int64) * y_row + n
         value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        value = _change(value, bias, gains, shifts, (profile - 1) * profile_row, n, inside)
+        value = _change(value, bias, gains, shifts, (profile - 1) * profile_row, late, row.to(tl.int64) * WIDTH, n, inside)
         tl.store(place, value.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _gate_rows(
-    y, bias, which, gains, shifts, out, y_row, out_row, profile_row, WIDTH: tl.constexpr, GLU: tl.constexpr, BLOCK: tl.constexpr,
+    y, bias, which, gains, shifts, late, out, y_row, out_row, profile_row, WIDTH: tl.constexpr, GLU: tl.constexpr, BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     profile = tl.load(which + row).to(tl.int64)
@@ -224,8 +234,9 @@ def _gate_rows(
         place, at = y + row.to(tl.int64) * y_row + n, (profile - 1) * profile_row
         gate = tl.load(place, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(place + WIDTH, mask=inside, other=0.0).to(tl.float32)
-        gate = _change(gate, bias, gains, shifts, at, n, inside)
-        up = _change(up, bias, gains, shifts, at, n + WIDTH, inside)
+        late_at = row.to(tl.int64) * 2 * WIDTH
+        gate = _change(gate, bias, gains, shifts, at, late, late_at, n, inside)
+        up = _change(up, bias, gains, shifts, at, late, late_at, n + WIDTH, inside)
         tl.store(out + row.to(tl.int64) * out_row + n, gated(gate, up, GLU).to(out.dtype.element_ty), mask=inside)
 
 
@@ -279,7 +290,7 @@ def _begin_rows(
 
 @triton.jit
 def _join_rows(
-    which, y, bias, gains, shifts, profile_row, after, after_changes, after_row, before, before_changes, before_row,
+    which, y, bias, gains, shifts, late, profile_row, after, after_changes, after_row, before, before_changes, before_row,
     stream, shared, out, parts, parts_row, divisor, scale, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
 ):
@@ -290,7 +301,7 @@ def _join_rows(
         inside = place < WIDTH
         at = row.to(tl.int64) * WIDTH + place
         z = tl.load(y + at, mask=inside, other=0.0).to(tl.float32) / divisor
-        z = _change(z, bias, gains, shifts, (profile - 1) * profile_row, place, inside)
+        z = _change(z, bias, gains, shifts, (profile - 1) * profile_row, late, row.to(tl.int64) * WIDTH, place, inside)
         if after is not None:
             z = tl.where(inside, z, 0.0)
             z *= tl.rsqrt(tl.sum(z * z, 0) / WIDTH + eps) * _weight(after, after_changes, after_row, profile, place, inside)

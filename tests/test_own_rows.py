@@ -33,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dora_head": {"target_modules": ["lm_head", "down_proj"], "use_dora": True},
     "dora_embedding": {"target_modules": ["embed_tokens", "k_proj"], "use_dora": True},
     "lora_bias": {"target_modules": ["k_proj", "o_proj", "up_proj"], "lora_bias": True},
+    "lora_bias2": {"target_modules": ["k_proj", "up_proj"], "lora_bias": True},
     "embedding": {"target_modules": ["embed_tokens", "q_proj"]},
     "norms": {"target_modules": ["o_proj"], "modules_to_save": NORMS},
     "tokens": {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [5, 9, 41]}},
@@ -48,7 +49,7 @@ BASES: dict[str, dict[str, Any]] = {
 MIXES = (
     ("dora",), ("plain", "dora"), ("dora_qv",), ("dora_head", "norms"), ("dora_embedding",), ("lora_bias", "dora_qv"), ("embedding",),
     ("norms", "tokens"), ("saved_embedding", "embedding", "plain"), ("biases",), ("head_tokens", "dora_qv"),
-    ("saved_head",), ("grown",), ("plain",), ())
+    ("saved_head",), ("grown",), ("dora", "plain"), ("lora_bias", "dora_qv", "norms", "lora_bias2", "plain"), ("plain",), ())
 
 
 class _Own(Bench):
@@ -57,7 +58,7 @@ class _Own(Bench):
     def __init__(self, base: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, **load: object) -> None:
         make_config = loaded.make_config
         monkeypatch.setattr(loaded, "make_config", lambda *asked: replace(make_config(*asked), blocks=96, step_tokens=128, pages=24))
-        super().__init__(base, **{"slots": 12} | load)
+        super().__init__(base, **{"slots": 16} | load)
         monkeypatch.undo()
         if load.get("device") != "cuda":
             self.engine.model.runner.use_device_step(16, self.events.append)
@@ -170,12 +171,13 @@ def test_rows_do_not_see_what_others_have_of_their_own(
 def test_what_no_graph_has_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endless: None, seed: int) -> None:
     model = make_model("llama", tie_word_embeddings=False)
     base = save_folder(model, tmp_path / "base", tiny_tokenizer())
-    for name in ("plain", "saved_head", "dora"):
+    for name in ("plain", "saved_head", "dora", "dora_qv"):
         peft = get_peft_model(copy.deepcopy(model), LoraConfig(r=4, init_lora_weights=False, **KINDS[name]))
         change_all(peft, "default").save_pretrained(tmp_path / "adapters" / name)
     bench = _Own(base, monkeypatch, tmp_path / "adapters")
     monkeypatch.setattr("lora_bench.engine.row_profiles.MOST_PROFILES", 2)
-    why = {("saved_head", "plain"): "plain changes the head beside the head rows of saved_head", ("dora",): ""}
+    why = {("saved_head", "plain"): "plain changes the head beside the head rows of saved_head", ("dora",): "",
+           ("dora", "plain"): "", ("plain", "dora", "dora_qv"): "dora_qv has DoRA where dora acts before it, which has DoRA or follows one"}
     for names, path in why.items():
         bench.submit(1, TokenIds(random_ids(5)), _mix(names, lambda: 1.0), max_tokens=3)
         bench.run()

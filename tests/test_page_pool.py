@@ -105,7 +105,7 @@ def test_a_step_reads_in_pages_what_the_adapters_are(
     rows, shapes = 5, module_shapes(tiny_facts)
     lists = np.full((PageTable.linears(tiny_facts), LIST_WORDS), -1, np.int32)
     weights = np.full((rows, MAX_COLUMNS), np.nan, np.float32)
-    table = PageTable(tiny_facts, lists, weights)
+    table = PageTable(tiny_facts, lists, weights, np.zeros_like(weights))
     assert table.compose(routing)
     mixes = [tuple(ActiveUse(adapter.info.name, random.uniform(-2, 2), random.choice([0, 7]))
                    for adapter in random.sample(adapters, random.randrange(len(adapters) + 1))) for _ in range(rows)]
@@ -158,7 +158,7 @@ def test_other_adapters_are_composed_anew_and_other_scales_are_not(tiny_facts: M
     paged = _Paged(tiny_facts, adapters)
     first, second = paged.routing(), paged.routing()
     lists, weights = np.zeros((PageTable.linears(tiny_facts), LIST_WORDS), np.int32), np.zeros((3, MAX_COLUMNS), np.float32)
-    table = PageTable(tiny_facts, lists, weights)
+    table = PageTable(tiny_facts, lists, weights, np.zeros_like(weights))
     assert table.compose(first) and not table.compose(first)
     written = lists.copy()
     table.fill(0, (ActiveUse("a", 2.0, 0),), 9)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor
 from triton_cpu import interpreted, run_interpreted
 
-from lora_bench.kernels import row_changes as ops
+from lora_bench.kernels import late_ranks, row_changes
 from lora_bench.kernels.decode_linear import RowSquares
 from lora_bench.kernels.embedding_rows import EMBEDDING_WORDS, MOST_TERMS, EmbeddingRows, Term
 from lora_bench.kernels.head_rows import HEAD_WORDS, HeadPart, HeadRows
+from lora_bench.kernels.rank_pages import MAX_PAGES, RankPool, RankRows
 from lora_bench.kernels.row_changes import NormRows, RowChanges, RowStream
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -55,6 +57,10 @@ def _compare(rows: int, width: int, dtype: torch.dtype, device: torch.device) ->
     normed = RowStream(stream, shared, poisoned, None, 1e-5)
     _same("change_rows{}_", (y, bias, pair), dtype, device)
     _same("change_rows{}_", (y, None, pair), dtype, device)
+    late = replace(pair, late=torch.randn(rows, 2 * width))
+    _same("change_rows{}_", (y, bias, late), dtype, device)
+    _same("gate_rows{}", (y, bias, late, "silu", poisoned), dtype, device)
+    _same("join_rows{}_", (x, 1.0, None, replace(one, late=torch.randn(rows, width)), None, 0.7, norm, folded), dtype, device)
     _same("gate_rows{}", (y, bias, pair, "silu", poisoned), dtype, device)
     _same("gate_rows{}", (y, None, pair, "gelu_tanh", poisoned), dtype, device)
     for to, before in ((folded, norm), (normed, norm), (normed, None)):
@@ -63,12 +69,12 @@ def _compare(rows: int, width: int, dtype: torch.dtype, device: torch.device) ->
         _same("join_rows{}_", (to.shared, 0.5, bias[:width], one, None, 0.7, before, to), dtype, device)
 
 
-def _same(op: str, given: tuple[object, ...], dtype: torch.dtype, device: torch.device) -> None:
+def _same(op: str, given: tuple[object, ...], dtype: torch.dtype, device: torch.device, place: ModuleType = row_changes) -> None:
     """What the op leaves in all that it was given is what its reference leaves."""
     left: list[list[Tensor]] = []
-    for form, place in (("_reference", torch.device("cpu")), ("", device)):
+    for form, where in (("_reference", torch.device("cpu")), ("", device)):
         copies: dict[int, Tensor] = {}
-        getattr(ops, op.format(form))(*(_copied(value, place, copies) for value in given))
+        getattr(place, op.format(form))(*(_copied(value, where, copies) for value in given))
         left.append([tensor.cpu().double() for tensor in copies.values()])
     for theirs, ours in zip(*left, strict=True):
         assert torch.equal(ours.isnan(), theirs.isnan()), op
@@ -81,9 +87,35 @@ def _copied(value: object, place: torch.device, copies: dict[int, Tensor]) -> ob
         if id(value) not in copies:
             copies[id(value)] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=place).copy_(value)
         return copies[id(value)]
-    if isinstance(value, RowChanges | NormRows | RowStream | RowSquares):
+    if isinstance(value, RowChanges | NormRows | RowStream | RowSquares | RankRows | RankPool):
         return type(value)(*(_copied(getattr(value, name), place, copies) for name in value.__slots__))
     return value
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@interpreted
+def test_late_ranks(dtype: torch.dtype, seed: int) -> None:
+    _compare_late(40, (24, 40, 300), dtype, torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("d_in", "ends"), [(40, (24, 40, 300)), (1000, (1500, 3000)), (4096, (4096,))])
+def test_late_ranks_on_gpu(d_in: int, ends: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
+    _compare_late(d_in, ends, dtype, torch.device("cuda"))
+
+
+def _compare_late(d_in: int, ends: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Pages in any order, rows on which none acts and one without a profile."""
+    pool = RankPool(torch.randn(4, 2, len(ends), 16, d_in).to(dtype), torch.randn(4, 2, ends[-1], 16).to(dtype), ends)
+    pages = torch.full((1 + 2 * MAX_PAGES,), 99, dtype=torch.int32)
+    pages[:4], pages[1 + MAX_PAGES : 4 + MAX_PAGES] = torch.tensor([3, 2, 0, 3]), torch.tensor([1, 1, 0])
+    weights = torch.tensor([[0.5, -1.0], [0.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+    which, x = torch.tensor([1, 2, 3, 0], dtype=torch.int32), torch.randn(4, d_in).to(dtype)
+    for norm in (None, RowSquares(torch.rand(3, 5), d_in, 1e-5)):
+        given = (x, RankRows(pool, 1, pages, weights), norm, which, torch.full((4, ends[-1]), torch.nan))
+        _same("late_ranks{}", given, torch.float16, device, late_ranks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -172,14 +204,14 @@ def test_rows_without_a_profile_keep_their_bits(seed: int) -> None:
     gains, shifts, bias = torch.rand(2, 6) + 0.5, torch.randn(2, 6), torch.randn(6)
     y = torch.randn(3, 6)
     before = y.clone()
-    ops.change_rows_(y, bias, RowChanges(which, gains, shifts))
+    row_changes.change_rows_(y, bias, RowChanges(which, gains, shifts))
     assert torch.equal(y[[0, 2]], before[[0, 2]])
     torch.testing.assert_close(y[1], bias + gains[1] * (before[1] - bias) + shifts[1])
     to = RowStream(*(torch.randn(3, 6) for _ in range(3)), RowSquares(torch.randn(2, 3), 6, 0.0), 1e-5)
     old = replace(to, stream=to.stream.clone(), shared=to.shared.clone(), out=to.out.clone())
     parts = to.squares.parts.clone()
     norm = NormRows(torch.rand(6), torch.randn(2, 6))
-    ops.join_rows_(to.shared, 0.5, bias, RowChanges(which, gains, shifts), None, 0.5, norm, to)
+    row_changes.join_rows_(to.shared, 0.5, bias, RowChanges(which, gains, shifts), None, 0.5, norm, to)
     for ours, theirs in ((to.stream, old.stream), (to.shared, old.shared), (to.out, old.out), (to.squares.parts.T, parts.T)):
         assert torch.equal(ours[[0, 2]], theirs[[0, 2]])
     stream = old.stream[1] + 0.5 * (bias + gains[1] * (old.shared[1] / 0.5 - bias) + shifts[1])

@@ -96,7 +96,7 @@ class DecodeForward:
         for index, (layer, cache, heads, after) in enumerate(zip(layers, self._caches, self._heads, self._nexts, strict=True)):
             self._linear(x, layer.qkv, qkv, step, index)
             if own is not None:
-                self._own_rows.change(qkv, layer.qkv, own, index)
+                self._own_rows.change(x, qkv, layer.qkv, own, index)
             if facts.qk_norm == "all":
                 self._decoder.norm_heads_(qkv.view(count, -1, facts.head_dim), layer, NO_DELTAS)
             decode_attention(qkv, cache, mixed, step.places, heads, self._attention, self._stamps.at("attention"))
@@ -137,10 +137,10 @@ class DecodeForward:
         residual = Residual(self._stream[: x.shape[0]], before.rms.weight, self._squares, scale) if self._folded else None
         decode_linear(x, linear.weight, linear.bias, out, residual=residual, rank=_rank(step, linear, layer),
                       work=self._lanes[linear.name, layer], stamp=self._stamps.at(OPS[linear.name]))
-        x = out if self._folded else self._add(out, after, scale, before)
+        joined = out if self._folded else self._add(out, after, scale, before)
         if step.own is not None:
-            self._own_rows.join(out, linear, step.own, layer, after, before)
-        return x
+            self._own_rows.join(x, out, linear, step.own, layer, after, before)
+        return joined
 
     def _add(self, y: Tensor, after: Norm | None, scale: float, before: Norm | None) -> Tensor:
         stream, x = self._stream[: y.shape[0]], self._x[: y.shape[0]]

@@ -1,8 +1,8 @@
 """A decode step's rows that adapters change by more than rank rows: their launches behind those of all rows."""
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from ...kernels.decode_linear import DecodeWork, Glu, RowSquares, decode_linear
 from ...kernels.embedding_rows import EmbeddingRows
 from ...kernels.head_rows import HeadRows
+from ...kernels.late_ranks import late_ranks
 from ...kernels.rank_pages import RankRows
 from ...kernels.row_changes import NormRows, RowChanges, RowStream, begin_rows_, change_rows_, gate_rows, join_rows_
 from ...kernels.stamps import Stamp
@@ -67,8 +68,8 @@ class OwnRows:
     gates: Gates
     """which rows are `gated`: where it is some, gate and up are computed for all rows, and again for these"""
 
-    def at(self, layer: int, name: str) -> RowChanges:
-        return RowChanges(self.which, *self.vectors.linears[layer, name])
+    late: Sequence[Mapping[str, RankRows]]
+    """what follows a DoRA in the mix of a row, as DecodeStep.ranks; empty where nothing does"""
 
 
 class OwnRowsForward:
@@ -93,21 +94,24 @@ class OwnRowsForward:
         own.embeddings.run(embedded)
         begin_rows_(own.which, own.embedded, embedded, self._decoder.embedding_scale, own.vectors.norm(before), self._to(own))
 
-    def change(self, y: Tensor, linear: Linear, own: OwnRows, layer: int) -> None:
-        """Behind `linear`, which made `y`."""
-        change_rows_(y, linear.bias, own.at(layer, linear.name))
+    def change(self, x: Tensor, y: Tensor, linear: Linear, own: OwnRows, layer: int) -> None:
+        """Behind `linear`, which made `y` of `x`, with a norm where there is one before it."""
+        change_rows_(y, linear.bias, self._changes(x, linear, own, layer, self._squares))
 
     def head(self, x: Tensor, logits: Tensor, own: OwnRows) -> None:
         """Behind the head, which made the first of `logits`."""
         head = self._decoder.head
         own.heads.run_(x, self._squares, logits)
-        change_rows_(logits[:, : head.weight.shape[0]], head.bias, own.at(self._decoder.facts.layers, head.name))
+        self.change(x, logits[:, : head.weight.shape[0]], head, own, self._decoder.facts.layers)
 
-    def join(self, y: Tensor, linear: Linear, own: OwnRows, layer: int, after: Norm | None, before: Norm | None) -> None:
-        """Behind the addition of all rows' `linear` to the stream; `y` is what it made, where that is not the stream."""
+    def join(
+        self, x: Tensor, y: Tensor, linear: Linear, own: OwnRows, layer: int, after: Norm | None, before: Norm | None,
+    ) -> None:
+        """Behind the addition of all rows' `linear` of `x` to the stream; `y` is what it made, where that is not the stream."""
         scale, added = self._decoder.facts.residual_scale, self._squares is not None
         source, divisor = (self._shared[: len(y)], scale) if added else (y, 1.0)
-        join_rows_(source, divisor, linear.bias, own.at(layer, linear.name), own.vectors.norm(after), scale, own.vectors.norm(before),
+        changes = self._changes(x, linear, own, layer, None)
+        join_rows_(source, divisor, linear.bias, changes, own.vectors.norm(after), scale, own.vectors.norm(before),
                    self._to(own))
 
     def gate(
@@ -116,12 +120,23 @@ class OwnRowsForward:
         """Behind gate and up of the rows that are not `gated`, if there are any: those of the others, changed before the gate opens."""
         y = self._gates[: len(x)]
         decode_linear(x, linear.weight, linear.bias, y, norm=self._squares, rank=rank, work=self._gate_work.lane(layer), stamp=stamp)
-        changes = own.at(layer, linear.name)
-        gate_rows(y, linear.bias, RowChanges(own.gated, changes.gains, changes.shifts), glu, out)
+        gate_rows(y, linear.bias, replace(self._changes(x, linear, own, layer, self._squares), which=own.gated), glu, out)
+
+    def _changes(self, x: Tensor, linear: Linear, own: OwnRows, layer: int, norm: RowSquares | None) -> RowChanges:
+        late = None
+        if own.late and (rank := own.late[layer].get(linear.name)) is not None:
+            late = self._late[: len(x) * linear.weight.shape[0]].view(len(x), -1)
+            late_ranks(x, rank, norm, own.which, late)
+        return RowChanges(own.which, *own.vectors.linears[layer, linear.name], late)
 
     def _to(self, own: OwnRows) -> RowStream:
         rows = len(own.which)
         return RowStream(self._stream[:rows], self._shared[:rows], self._x[:rows], self._squares, self._decoder.facts.rms_eps)
+
+    @cached_property
+    def _late(self) -> Tensor:
+        widest = max(linear.weight.shape[0] for linear in (self._decoder.head, *self._decoder.layers[0].linears))
+        return torch.zeros(self._most * widest, device=self._decoder.device)
 
     @cached_property
     def _gates(self) -> Tensor:
