@@ -45,6 +45,8 @@ SETTLED_TOKENS = 8
 """of the reply beside it, before anything is done"""
 MOST_TRIES = 20
 """for one that does not end meanwhile"""
+REPLIES = 8
+"""between whose steps the loop is measured"""
 HOST_BYTES = 1 << 40
 """nothing leaves the host tier"""
 WATCHED, SHARED, OTHER, NEW = "watched", "shared", "other", "new"
@@ -57,7 +59,8 @@ def run_switch(
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Milliseconds from a command to the first token that another mix acts on, all times and their median, and the tokens of a reply that
-    runs beside it: how far apart they come while nothing is done, and at most meanwhile.
+    runs beside it: how far apart they come while nothing is done, and at most meanwhile. And what the loop takes between two steps of
+    several replies (see bench_between).
 
     The base is the one in the file `model`, or one of random weights of `shape` (see random_base), which is written to a file first;
     neither: the default model. The adapters are random ones of `rank` on all linears. Raises WrongShape, CannotLoad, ValueError, OSError,
@@ -66,6 +69,7 @@ def run_switch(
     import torch
 
     from .base_file import open_base
+    from .bench_between import between_steps
     from .bench_loop import TimedLoop
     from .bench_machine import machine
     from .config import pick_device
@@ -92,11 +96,14 @@ def run_switch(
             loop.put(LoadAdapter(str(Path(folder) / name), name))
             loop.wait(AdapterLoaded, 0, lambda when, event, name=name: event.adapter.name == name)
         switches = _Switches(loop, info, Path(folder)).measured(times, progress)
+        progress(f"{REPLIES} replies at once")
+        between = between_steps(loop, info, [(AdapterUse((WATCHED, SHARED)[reply % 2]),) for reply in range(REPLIES)])
     return {"measures": "switch", "machine": machine(pick_device(device)),
             "base": {"name": info.name, "device": info.device, "dtype": info.dtype, "weights": info.weights,
                      "weight_bytes": info.weight_bytes},
             "adapters": {"rank": rank, "linears": "all linears of all layers"}, "prompt_tokens": PROMPT_TOKENS,
-            "flags": {"model": model, "shape": shape, "device": device, "dtype": dtype, "rank": rank, "times": times}, "switches": switches}
+            "flags": {"model": model, "shape": shape, "device": device, "dtype": dtype, "rank": rank, "times": times}, "switches": switches,
+            "between_steps": between}
 
 
 AS_TRAINED: Mix = (AdapterUse(SHARED),)

@@ -22,4 +22,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
         every, most = switch["every_time"], switch["beside_at_most_ms"]
         lines.append(f"{switch['adapter']:18}{switch['first_token_ms']:10.2f} ms  ({min(every):.2f} to {max(every):.2f})   beside it "
                      f"{switch['beside_ms']:.2f}, then {switch['beside_ms'] + switch['stall_ms']:.2f} (up to {max(most):.2f})")
+    between = result["between_steps"]
+    if between["median_ms"] is not None:
+        lines.append(f"between two steps of {between['replies']} replies the engine's loop takes {between['median_ms']:.3f} ms (up to "
+                     f"{between['greatest_ms']:.3f}), median of {between['steps']}")
     return lines
