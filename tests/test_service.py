@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lora_bench.engine import protocol
-from lora_bench.engine.engine import Engine
+from lora_bench.engine.engine import NO_MODEL, Engine
 from lora_bench.engine.machine import usable_cores
 from lora_bench.engine.protocol import (
     Abort,
@@ -43,7 +43,10 @@ from lora_bench.engine.protocol import (
     SetInvocation,
     SetMix,
     Shutdown,
+    StepTraced,
     TokenIds,
+    TraceFailed,
+    TraceStep,
     UnloadAdapter,
     read_events,
     write_frame,
@@ -87,7 +90,8 @@ def test_every_failing_command_is_answered_by_its_own_event_and_the_loop_goes_on
     base = str(tiny_gguf())
     missing = str(tmp_path / "none")
     events = _served(
-        LoadAdapter(missing), LoadModel(missing), LoadModel(base), LoadAdapter(missing, "x"), UnloadAdapter("x"), PinAdapter("x", True),
+        LoadAdapter(missing), TraceStep(), LoadModel(missing), LoadModel(base), LoadAdapter(missing, "x"), TraceStep(), UnloadAdapter("x"),
+        PinAdapter("x", True),
         SetInvocation("x", "y"), SetMix((AdapterUse("x"),)), Abort(4), _generate(1, top_p=7.0), _generate(2))
     assert [event.name for event in _of(events, AdapterFailed)] == ["", "x"]
     assert missing in _of(events, ModelFailed)[0].message
@@ -95,6 +99,8 @@ def test_every_failing_command_is_answered_by_its_own_event_and_the_loop_goes_on
     assert "'x'" in _of(events, MixRefused)[0].message
     assert [event.request_id for event in _of(events, RequestFailed)] == [1]
     assert [event.request_id for event in _of(events, RequestFinished)] == [2]
+    assert [event.message for event in _of(events, TraceFailed)] == [NO_MODEL]
+    assert [event.step.step for event in _of(events, StepTraced)] == [1]
     assert not any("Traceback" in str(event) for event in events)
 
 
