@@ -25,6 +25,10 @@ MEMORY_SHARE = 0.25
 """of the memory that is free beside the weights, what KV blocks may take"""
 STEP_TOKENS = {"cpu": 128, "cuda": 2048}
 """tokens of one step: small enough that a long prompt does not stall the replies beside it"""
+ALONE_TOKENS = 512
+"""at most, of prompts alone where a CPU unpacks weights once a step: what that costs is shared by more of them"""
+ALONE_WORK = ALONE_TOKENS * 150_000_000
+"""tokens times numbers of the base, of such a step: with larger bases it would be cancelled late"""
 PAGE_SHARE = 0.25
 """of the memory of a CUDA device that is free beside weights and KV blocks, what pages of rank rows may take"""
 SLOT_PAGES = 8
@@ -54,6 +58,8 @@ class EngineConfig:
     notes: tuple[str, ...]
     """what a user should know of these choices"""
     max_running: int = 32
+    alone_tokens: int = 0
+    """of a step without replies; 0: as many as of any"""
     pages: int = 0
     """of rank rows, for each kind of fused linear; 0 where adapters are held whole"""
 
@@ -81,7 +87,13 @@ def make_config(command: LoadModel, base: BaseFile, make_room: Callable[[], None
     left = free - need - blocks * _block_bytes(base.facts, dtype)
     pages, page_note = _place_pages(command.slots, base.facts, dtype, left) if device.type == "cuda" else (0, "")
     return EngineConfig(device, dtype, context, blocks, STEP_TOKENS[device.type], command.slots, command.host_cache_bytes,
-                        packed, rounded and packed, tuple(filter(None, (weights_note, context_note, page_note))), pages=pages)
+                        packed, rounded and packed, tuple(filter(None, (weights_note, context_note, page_note))), pages=pages,
+                        alone_tokens=alone_tokens(base.parameters) if rounded and packed else 0)
+
+
+def alone_tokens(parameters: int) -> int:
+    """Of prompts in a step without replies, over packed weights on a CPU."""
+    return max(STEP_TOKENS["cpu"], min(ALONE_TOKENS, ALONE_WORK // parameters // BLOCK_TOKENS * BLOCK_TOKENS))
 
 
 def _multiplied_packed(command: LoadModel, base: BaseFile) -> bool:

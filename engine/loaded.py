@@ -110,7 +110,7 @@ def load_model(
     progress.check()
     template = template_note(tokenizer, base.chat_template) if base.chat_template else ""
     base = replace(base, notes=(*base.notes, *config.notes, *([template] if template else [])))
-    scheduler = Scheduler(memory, config.step_tokens, config.max_running, base.facts.long_after)
+    scheduler = Scheduler(memory, config.step_tokens, config.max_running, base.facts.long_after, config.alone_tokens)
     return LoadedModel(base, config, tokenizer, runner, store, GroupSlots(store), memory, scheduler, _info(base, config, decoder))
 
 

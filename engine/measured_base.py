@@ -13,7 +13,7 @@ from ..kernels.attention import copy_block_
 from .adapter_store import AdapterStore
 from .bench import NotMeasured
 from .blocks import BLOCK_TOKENS
-from .config import STEP_TOKENS
+from .config import STEP_TOKENS, alone_tokens
 from .kv_memory import KvMemory
 from .mix import ActiveUse, TokenMix
 from .mix_history import MixHistory
@@ -55,6 +55,7 @@ class MeasuredBase:
         for cache in self._caches:
             cache.normal_()
         self._memory = KvMemory(blocks, partial(copy_block_, self._caches), _hear_nothing)
+        self._step_tokens = alone_tokens(decoder.parameters) if decoder.multiplies_packed else STEP_TOKENS[decoder.device.type]
         pages = sum(map(pages_for, ranks)) if on_device else 0
         self._store = AdapterStore(decoder, max(1, len(ranks)), 1 << 62, _hear_nothing, _NO_TEXT, pages=pages)
         self.names = [self._store.add(random_adapter(decoder.facts, f"adapter {number}", rank, decoder.device, decoder.dtype)).name
@@ -106,7 +107,7 @@ class MeasuredBase:
         count = max(1, len(names))
         prompts = [self._request(names[index:index + 1], tokens // count) for index in range(count)]
         try:
-            return [self._step(runner, works) for works in _steps(prompts, STEP_TOKENS[self.decoder.device.type])]
+            return [self._step(runner, works) for works in _steps(prompts, self._step_tokens)]
         finally:
             self._end(prompts)
 

@@ -85,8 +85,9 @@ class Scheduler:
     need its blocks, so it computes again only what is gone then.
     """
 
-    def __init__(self, memory: KvMemory, step_tokens: int, max_running: int, long_after: int = 0) -> None:
-        """`long_after`: requests of more tokens are computed by other RoPE factors (ModelFacts.long_after); 0 for models without such."""
+    def __init__(self, memory: KvMemory, step_tokens: int, max_running: int, long_after: int = 0, alone_tokens: int = 0) -> None:
+        """`long_after`: requests of more tokens are computed by other RoPE factors (ModelFacts.long_after); 0 for models without such.
+        `alone_tokens`: of a step without replies; 0: as many as of any."""
         self.memory = memory
         self.preempted: list[Preempted] = []
         """by the last plan"""
@@ -96,6 +97,7 @@ class Scheduler:
         self._groups: list[Group] = []
         """that run, by number"""
         self._of: dict[int, Group] = {}
+        self._alone_tokens = max(alone_tokens, step_tokens)
         self._step_tokens, self._max_running, self._long_after = step_tokens, max_running, long_after
         self._arrivals = 0
         self._served: dict[int, int] = {}
@@ -251,7 +253,8 @@ class Scheduler:
         coming = [group for group in coming if not group.ready]
         ready = [request for group in self._groups if group not in coming for request in group.requests]
         prompts = [(request, wanted) for request, wanted in prompts if self._of[request.id] in coming]
-        parts = shares([(request.stored, wanted) for request, wanted in prompts], max(self._step_tokens - len(ready), 1))
+        most = max(self._step_tokens - len(ready), 1) if ready else self._alone_tokens
+        parts = shares([(request.stored, wanted) for request, wanted in prompts], most)
         works = [Work(request, 1) for request in ready]
         for (request, _), tokens in zip(prompts, parts, strict=True):
             if tokens:

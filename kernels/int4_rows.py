@@ -48,7 +48,7 @@ class Int4Rows:
             return torch._weight_int4pack_mm_for_cpu(x.bfloat16(), self.codes, GROUP, self.scales)
         x = x.float()
         sums = x.view(x.shape[0], -1, GROUP).sum(2)
-        y = torch.mm(sums, self.scales[:, :, 1].float())
+        y = torch.mm(sums, self._offsets(0, self.shape[0]))
         for first, count, columns in self._unpacked(UNPACKED_ELEMENTS):
             y[:, first:first + count].addmm_(x, columns)
         return y
@@ -63,16 +63,21 @@ class Int4Rows:
             codes = _columns(self._blocks(first, end, width).index_select(0, block), width)
             found[here] = codes.gather(2, column.view(-1, 1, 1).expand(-1, d_in, 1)).squeeze(2).float()
         scales = self.scales.index_select(1, ids).float().permute(2, 1, 0).unsqueeze(3)
-        return found.sub_(MIDDLE).view(-1, d_in // GROUP, GROUP).mul_(scales[0]).add_(scales[1]).view(-1, d_in)
+        return found.view(-1, d_in // GROUP, GROUP).mul_(scales[0]).add_(scales[1] - MIDDLE * scales[0]).view(-1, d_in)
 
     def chunks(self, elements: int) -> Iterator[tuple[int, Tensor]]:
         """(first row, fp32 [n, d_in]) over all rows, about `elements` numbers at a time."""
         for first, count, columns in self._unpacked(elements):
-            zeros = self.scales[:, first:first + count, 1].float().t().unsqueeze(2)
-            yield first, (columns.t().reshape(count, -1, GROUP) + zeros).view(count, -1)
+            offsets = self._offsets(first, first + count).t().unsqueeze(2)
+            yield first, (columns.t().reshape(count, -1, GROUP) + offsets).view(count, -1)
+
+    def _offsets(self, first: int, end: int) -> Tensor:
+        """fp32 [d_in / GROUP, rows]: what a number is more than scale * code."""
+        scales, zeros = self.scales[:, first:end].float().unbind(2)
+        return zeros - MIDDLE * scales
 
     def _unpacked(self, elements: int) -> Iterator[tuple[int, int, Tensor]]:
-        """(first row, rows, fp32 [d_in, rows]) over all rows: scale * (code - MIDDLE), without the zeros."""
+        """(first row, rows, fp32 [d_in, rows]) over all rows: scale * code, without the offsets."""
         d_in = self.shape[1]
         step = max(1, elements // (BLOCK * d_in)) * BLOCK
         for start, stop, width in self._sections():
@@ -81,7 +86,7 @@ class Int4Rows:
                 numbers = torch.empty(d_in, end - first)
                 numbers.view(d_in, -1, width).copy_(_columns(self._blocks(first, end, width), width).transpose(0, 1))
                 scales = self.scales[:, first:end, 0].float().unsqueeze(1)
-                numbers.view(-1, GROUP, end - first).sub_(MIDDLE).mul_(scales)
+                numbers.view(-1, GROUP, end - first).mul_(scales)
                 yield first, end - first, numbers
 
     def _sections(self) -> Iterator[tuple[int, int, int]]:

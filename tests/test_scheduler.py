@@ -202,6 +202,16 @@ def test_a_request_that_outgrows_the_short_factors_is_computed_again() -> None:
     assert plans == [[(0, 38, True)], [(0, 1, True)], [(0, 1, True)], [(0, 41, True)], [(0, 1, True)]] and request.long
 
 
+def test_prompts_alone_have_more_of_a_step_than_beside_replies() -> None:
+    scheduler = Scheduler(KvMemory(50, lambda *cells: None, lambda event: None), 33, 8, alone_tokens=96)
+    scheduler.add(_request(0, 100))
+    _admit_all(scheduler)
+    assert [tokens for _, tokens, _ in _plan(scheduler)] == [96] and [tokens for _, tokens, _ in _plan(scheduler)] == [4]
+    scheduler.add(_request(1, 100))
+    _admit_all(scheduler)
+    assert sorted(tokens for _, tokens, _ in _plan(scheduler)) == [1, 32]
+
+
 # -- groups -------------------------------------------------------------------------------------------
 def test_a_group_begins_whole_and_draws_together() -> None:
     scheduler = _scheduler(50, step_tokens=48, max_running=4)

@@ -9,6 +9,7 @@ from torch import Tensor
 from ...kernels.attention import Reach, Scores, cache_write_, paged_attention, reaches
 from ...kernels.head_tiles import Turn, head_tiles
 from ...kernels.norm import RmsNorm
+from ...kernels.packed_cpu import CpuWeight
 from ...kernels.prefill_attention import Pieces
 from ...kernels.residual_norm import residual_norm
 from ...kernels.rope import rope_
@@ -64,6 +65,18 @@ class Decoder:
         tensors += [place.rms.weight for layer in self.layers for place in layer.norms]
         tensors += [self.embedding, self.norm.rms.weight] + ([] if self.facts.tied else [self.head.weight])
         return sum(tensor.nbytes for tensor in tensors)
+
+    @property
+    def multiplies_packed(self) -> bool:
+        """Whether linears are multiplied packed, by a CPU."""
+        return any(isinstance(linear.weight, CpuWeight) for linear in self.layers[0].linears)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers of its matrices."""
+        matrices = [self.embedding, *(linear.weight for layer in self.layers for linear in layer.linears)]
+        matrices += [] if self.facts.tied else [self.head.weight]
+        return sum(matrix.shape[0] * matrix.shape[1] for matrix in matrices)
 
     def rows_of(self, module: str) -> tuple[Weight, int, int]:
         """The matrix that holds the weight of a module by its canonical name ("embed_tokens" too), and its first and end row there."""
