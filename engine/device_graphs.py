@@ -31,6 +31,12 @@ class Kind:
     late: bool = False
     """others follow a DoRA in the mix of a row"""
 
+    @property
+    def more(self) -> str:
+        """What of it is more than low rank, in words, "" for nothing."""
+        gates = {"": "", "some": ", also at the gate of some rows", "all": ", also at the gate of all rows"}[self.gates]
+        return f"adapters that are more than low rank{gates}{', others behind a DoRA' if self.late else ''}" if self.own else ""
+
 
 class DecodeGraphs:
     """Graphs by kind, their memory shared. What a graph reads and writes must stay where it is."""
@@ -66,15 +72,15 @@ class DecodeGraphs:
             graph.replay()
 
     def _captured(self, kind: Kind, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        self._emit(GraphCapturing(kind.rows, kind.adapters, kind.own))
+        self._emit(GraphCapturing(kind.rows, kind.adapters, kind.more))
         began = time.perf_counter()
         try:
             graph = captured(self._device, self._pool, step)
         except Exception as error:
             self._pool = torch.cuda.graph_pool_handle()
             problem = self._problems[kind] = f"the decode step of {kind.rows} rows could not be captured: {sentence(error)}"
-            self._emit(GraphCaptured(kind.rows, kind.adapters, kind.own, (time.perf_counter() - began) * 1e3, problem))
+            self._emit(GraphCaptured(kind.rows, kind.adapters, kind.more, (time.perf_counter() - began) * 1e3, problem))
             raise NoGraph(problem) from error
-        self._emit(GraphCaptured(kind.rows, kind.adapters, kind.own, (time.perf_counter() - began) * 1e3))
+        self._emit(GraphCaptured(kind.rows, kind.adapters, kind.more, (time.perf_counter() - began) * 1e3))
         return graph
 

@@ -153,7 +153,7 @@ class Soak:
         counts["loads from disk"] += sum(event.source == "disk" for event in self.lived.events if isinstance(event, SlotLoaded))
         self.seen.slowest_ms = max(self.seen.slowest_ms, *self.lived.steps)
         captured = [event for event in self.lived.events if isinstance(event, GraphCaptured)]
-        self._graphs.update((event.rows, event.adapters) for event in captured)
+        self._graphs.update((event.rows, event.adapters, event.more) for event in captured)
         assert not any(event.problem for event in captured) and max(self._graphs.values(), default=1) == 1, self._graphs
         assert memory.free == memory.blocks and not self.lived.engine.model.scheduler.waiting
         ended = [event for event in self.lived.events if isinstance(event, RequestFinished | RequestFailed)]

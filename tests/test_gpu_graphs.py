@@ -66,8 +66,8 @@ def test_nothing_is_captured_twice_and_times_sum_up(make: Callable[..., Bench], 
         bench.run(2)
         bench.engine.set_mix(MIXES[turn % len(MIXES)], [turn % 8])
     bench.run()
-    graphs = [(event.rows, event.adapters) for event in bench.of(GraphCapturing)]
-    assert len(graphs) == len(set(graphs)) == len(bench.of(GraphCaptured)) and (8, True) in graphs
+    graphs = [(event.rows, event.adapters, event.more) for event in bench.of(GraphCapturing)]
+    assert len(graphs) == len(set(graphs)) == len(bench.of(GraphCaptured)) and (8, True, "") in graphs
     steps = [step for step in bench.of(StepFinished) if step.path == "graph"]
     for step in steps:
         assert set(step.ms_by_op) == set(GRAPH_OPS) and all(ms >= 0 for ms in step.ms_by_op.values()), step

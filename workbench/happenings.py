@@ -40,7 +40,7 @@ def _fired(event: p.InvocationFired) -> tuple[str, bool]:
 
 
 def _graph(event: p.GraphCapturing | p.GraphCaptured) -> str:
-    which = "with adapters that are more than low rank" if event.own else "with adapters" if event.adapters else "without adapters"
+    which = f"with {event.more or 'adapters'}" if event.adapters else "without adapters"
     return f"the decode graph of {counted(event.rows, 'row')} {which}"
 
 

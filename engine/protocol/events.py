@@ -252,8 +252,8 @@ class GraphCapturing(Struct):
 
     rows: int
     adapters: bool
-    own: bool
-    """some adapters change more than low rank"""
+    more: str
+    """what adapters have that is more than low rank, in words: such steps have graphs of their own; "" for nothing"""
 
 
 class GraphCaptured(Struct):
@@ -261,7 +261,7 @@ class GraphCaptured(Struct):
 
     rows: int
     adapters: bool
-    own: bool
+    more: str
     ms: float
     problem: str = ""
 
