@@ -10,6 +10,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,15 @@ def run_switch(
 AS_TRAINED: Mix = (AdapterUse(SHARED),)
 
 
+@dataclass(frozen=True, slots=True)
+class _Action:
+    """Something that is done beside a reply."""
+
+    run: Callable[[int], float | None]
+    """returns milliseconds, None when a reply ended too soon; it is given the one that runs under `on`"""
+    on: Mix | None = None
+
+
 class _Switches:
     """What is done, each beside a reply under WATCHED."""
 
@@ -118,14 +128,15 @@ class _Switches:
 
     def measured(self, times: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
         """Everything in turn, `times` times after one that does not count."""
-        actions: dict[str, Callable[[], float]] = {
-            "the base": lambda: self._first(()),
-            "in its slot": lambda: self._first(AS_TRAINED),
-            "in the host tier": self._from_host,
-            "on disk": self._from_disk,
-            "rescaled": lambda: self._changed((AdapterUse(SHARED, 0.5),)),
-            "switched off": lambda: self._changed(()),
-            "switched on": lambda: self._changed(AS_TRAINED, before=()),
+        actions: dict[str, _Action] = {
+            "the base": _Action(lambda _: self._first(())),
+            "in its slot": _Action(lambda _: self._first(AS_TRAINED)),
+            "in the host tier": _Action(lambda _: self._from_host()),
+            "on disk": _Action(lambda _: self._from_disk()),
+            "loaded unasked": _Action(lambda _: self._unasked()),
+            "rescaled": _Action(lambda reply: self._changed(reply, (AdapterUse(SHARED, 0.5),)), AS_TRAINED),
+            "switched off": _Action(lambda reply: self._changed(reply, ()), AS_TRAINED),
+            "switched on": _Action(lambda reply: self._changed(reply, AS_TRAINED), ()),
         }
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in actions}
         for number in range(times + 1):
@@ -133,24 +144,31 @@ class _Switches:
                 progress(f"{f'{number} of {times}' if number else 'warming up'}: {name}")
                 told = self._beside(action)
                 found[name] += [told] if number else []
-        return [{"adapter": name, "first_token_ms": _median(ms for ms, _, _ in told), "every_time": [round(ms, 3) for ms, _, _ in told],
+        return [{"adapter": name, "ms": _median(ms for ms, _, _ in told), "every_time": [round(ms, 3) for ms, _, _ in told],
                  "beside_ms": _median(usual for _, usual, _ in told), "beside_at_most_ms": [round(most, 3) for _, _, most in told],
                  "stall_ms": _median(most - usual for _, usual, most in told)} for name, told in found.items()]
 
-    def _beside(self, action: Callable[[], float]) -> tuple[float, float, float]:
+    def _beside(self, action: _Action) -> tuple[float, float, float]:
         """(milliseconds of `action`, those between two tokens of the reply beside it before, and at most meanwhile)."""
         for _ in range(MOST_TRIES):
             self._prepare()
             after = self._loop.heard
-            watched = self._start((AdapterUse(WATCHED),))
+            watched, changed = self._start((AdapterUse(WATCHED),)), 0
             if self._wait_for(watched, after, SETTLED_TOKENS) is None:
                 continue
+            if action.on is not None:
+                changed = self._start(action.on)
+                if self._wait_for(changed, after, SETTLED_TOKENS) is None:
+                    self._stop(watched, after)
+                    continue
             began = self._loop.put()
-            ms = action()
+            ms = action.run(changed)
             ended = self._loop.put()
             last = self._wait_for(watched, after, since=ended)
-            self._stop(watched, after)
-            if last is None:
+            for reply in (watched, changed)[:2 if changed else 1]:
+                self._stop(reply, after)
+            self._loop.put(SetMix(()))
+            if ms is None or last is None:
                 continue
             came = [when for when, event in self._loop.all(TextDelta, after) if event.request_id == watched and when <= last]
             gaps = [(two, (two - one) * 1e3) for one, two in zip(came, came[1:], strict=False)]
@@ -184,20 +202,22 @@ class _Switches:
         self._loop.wait(AdapterUnloaded, after)
         return ms
 
-    def _changed(self, mix: Mix, before: Mix = AS_TRAINED) -> float:
-        """A reply that runs under `before` gets `mix`: until its first token from there on."""
-        for _ in range(MOST_TRIES):
-            after = self._loop.heard
-            number = self._start(before)
-            if self._wait_for(number, after, SETTLED_TOKENS) is None:
-                continue
-            began = self._loop.put(SetMix(mix, (number,)))
-            last = self._first_under(mix, number, after)
-            self._stop(number, after)
-            self._loop.put(SetMix(()))
-            if last is not None:
-                return (last - began) * 1e3
-        raise NotMeasured(f"replies of this base end too soon to change the mix of one; {MOST_TRIES} did")
+    def _unasked(self) -> float:
+        """An adapter is read and placed that no request waits for: until it is in its slot."""
+        after = self._loop.heard
+        began = self._loop.put(LoadAdapter(str(self._folder / NEW), NEW))
+        self._loop.put(SetMix((AdapterUse(NEW),)))
+        when, _ = self._loop.wait(SlotLoaded, after, lambda when, event: event.adapter == NEW)
+        self._loop.put(UnloadAdapter(NEW))
+        self._loop.wait(AdapterUnloaded, after)
+        return (when - began) * 1e3
+
+    def _changed(self, reply: int, mix: Mix) -> float | None:
+        """`reply` gets `mix`: until its first token from there on; None when it ended before."""
+        after = self._loop.heard
+        began = self._loop.put(SetMix(mix, (reply,)))
+        when = self._first_under(mix, reply, after)
+        return None if when is None else (when - began) * 1e3
 
     # -- requests --------------------------------------------------------------------------------
     def _start(self, mix: Mix, tokens: int = 0) -> int:

@@ -20,7 +20,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
              f"{result['flags']['times']} (least to greatest) · between two tokens of a reply beside it before, and at most meanwhile"]
     for switch in result["switches"]:
         every, most = switch["every_time"], switch["beside_at_most_ms"]
-        lines.append(f"{switch['adapter']:18}{switch['first_token_ms']:10.2f} ms  ({min(every):.2f} to {max(every):.2f})   beside it "
+        lines.append(f"{switch['adapter']:18}{switch['ms']:10.2f} ms  ({min(every):.2f} to {max(every):.2f})   beside it "
                      f"{switch['beside_ms']:.2f}, then {switch['beside_ms'] + switch['stall_ms']:.2f} (up to {max(most):.2f})")
     between = result["between_steps"]
     if between["median_ms"] is not None:
