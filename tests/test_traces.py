@@ -216,8 +216,12 @@ def test_a_step_that_captures_a_graph_is_not_the_one_that_is_traced(on_device: B
 def test_kernels_inside_a_graph_are_traced_by_name(make: Callable[..., Bench]) -> None:
     """Again and again, with graphs that were captured before and after the first trace."""
     bench = make(device="cuda", dtype="bf16")
-    expected = {mix: bench.reply(mix) for mix in ((), ONE, TWO)}
+    expected = {}
+    for mix in ((), ONE, TWO):
+        bench.engine.clear_cache()  # a prompt that is found is computed in other steps, whose sums round otherwise
+        expected[mix] = bench.reply(mix)
     for number, mix in enumerate(expected):
+        bench.engine.clear_cache()
         bench.submit(number, mix=mix)
         bench.run(4)
         bench.engine.trace()
