@@ -6,11 +6,9 @@ from torch import Tensor
 from .decode_linear import Glu
 from .decode_linear_triton import gated
 from .launch import launch
-from .lora_tiles import TILE_ROWS, Shrunk, lora_expand_tiles_
+from .lora_tiles import PLAIN_ROWS, TILE_ROWS, Shrunk, lora_expand_tiles_
 from .triton_compat import runs_triton, tl, triton
 
-ROWS = 64
-"""of the result that a program makes: all of a tile, or a part"""
 COLUMNS = 64
 
 
@@ -27,26 +25,25 @@ def gate_tiles(y: Tensor, glu: Glu, shrunk: Shrunk | None = None) -> Tensor:
         return (F.silu(gate) if glu == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
     rows, width = y.shape[0], y.shape[1] // 2
     out = y.new_empty(rows, width)
-    ranked = shrunk is not None and shrunk.most > 0
+    ranked = shrunk is not None and shrunk.places.most > 0
     if ranked:
         shrunk.wait()
-    tile = shrunk.tiles.rows if ranked else TILE_ROWS
-    size = min(ROWS, tile)
+    size = TILE_ROWS if ranked else PLAIN_ROWS
     launch(
-        _gate_kernel, (y.device, y.dtype, y.data_ptr() % 16, y.stride(0), width), (-(-width // COLUMNS), -(-rows // size), 1),
+        _gate_kernel, (y.get_device(), y.dtype, y.data_ptr() % 16, y.stride(0), width), (-(-width // COLUMNS), -(-rows // size), 1),
         (y, out, *(shrunk.of_kernels if ranked else (y, y, y, y, y, 0, 0, 0, 0, 0)), rows, y.stride(0), width),
-        {"GLU": glu, "RANKED": ranked, "TILE": tile, "BM": size, "BN": COLUMNS}, num_warps=4)
+        {"GLU": glu, "RANKED": ranked, "BM": size, "BN": COLUMNS}, num_warps=4)
     return out
 
 
 @triton.jit(do_not_specialize=["rows", "layer", "most"], do_not_specialize_on_alignment=["counts", "pages", "touched"])
 def _gate_kernel(
     y, out, b, counts, pages, touched, h, layer, b_page, b_layer, h_row, most, rows, y_row, width,
-    GLU: tl.constexpr, RANKED: tl.constexpr, TILE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    GLU: tl.constexpr, RANKED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):
     """A program makes BM rows at BN columns."""
-    tile = tl.program_id(1) * BM // TILE
-    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    tile = tl.program_id(1)
+    m = tile * BM + tl.arange(0, BM)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     inside = n < width
     both = (m < rows)[:, None] & inside[None, :]

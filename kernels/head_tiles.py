@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .attention import cache_write_
+from .decode_attention import power_of_two
 from .launch import launch
-from .lora_tiles import TILE_ROWS, Shrunk, lora_expand_tiles_
+from .lora_tiles import PLAIN_ROWS, TILE_ROWS, Shrunk, lora_expand_tiles_
 from .norm import rms_norm
 from .rank_programs import row_sums
 from .rope import rope_
 from .triton_compat import runs_triton, tl, triton
-
-ROWS = 64
-"""that a program takes of a head: all of a tile, or a part"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +36,18 @@ def head_tiles(qkv: Tensor, heads: int, turn: Turn, cache: Tensor, cells: Tensor
     tokens, size = qkv.shape[0], qkv.shape[2]
     if not runs_triton(qkv):
         return _reference(qkv, heads, turn, cache, cells, shrunk)
-    kv_heads, ranked = cache.shape[1], shrunk is not None and shrunk.most > 0
+    kv_heads, ranked = cache.shape[1], shrunk is not None and shrunk.places.most > 0
     if ranked:
         shrunk.wait()
-    tile = shrunk.tiles.rows if ranked else TILE_ROWS
-    rows = min(ROWS, tile)
-    half = max(16, triton.next_power_of_2(size // 2))
+    rows = TILE_ROWS if ranked else PLAIN_ROWS
+    half = max(16, power_of_two(size // 2))
     launch(
-        _head_kernel, (qkv.device, qkv.dtype, qkv.data_ptr() % 16, qkv.stride(0), turn.q_norm is None or turn.q_norm.dtype),
+        _head_kernel, (qkv.get_device(), qkv.dtype, qkv.data_ptr() % 16, qkv.stride(0), turn.q_norm is None or turn.q_norm.dtype),
         (heads + 2 * kv_heads, -(-tokens // rows), 1),
         (qkv, cache, cells, turn.cos, turn.sin, turn.q_norm, turn.k_norm,
          *(shrunk.of_kernels if ranked else (qkv, qkv, qkv, qkv, qkv, 0, 0, 0, 0, 0)), tokens, qkv.stride(0), cache.stride(1), turn.eps),
-        {"HEADS": heads, "KV_HEADS": kv_heads, "SIZE": size, "HALF": half, "LEVELS": half.bit_length() - 1, "RANKED": ranked,
-         "TILE": tile, "BM": rows}, num_warps=4)
+        {"HEADS": heads, "KV_HEADS": kv_heads, "SIZE": size, "HALF": half, "LEVELS": half.bit_length() - 1, "RANKED": ranked, "BM": rows},
+        num_warps=4)
     return qkv[:, :heads]
 
 
@@ -71,13 +68,13 @@ def _head_kernel(
     qkv, cache, cells, cos, sin, q_norm, k_norm, b, counts, pages, touched, h, layer, b_page, b_layer, h_row, most,
     tokens, row, cache_head, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, LEVELS: tl.constexpr,
-    RANKED: tl.constexpr, TILE: tl.constexpr, BM: tl.constexpr,
+    RANKED: tl.constexpr, BM: tl.constexpr,
 ):
     """A program takes one head of BM rows, its halves apart: dimension i turns with dimension i + SIZE / 2."""
     head = tl.program_id(0)
-    tile = tl.program_id(1) * BM // TILE
+    tile = tl.program_id(1)
     s = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
-    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    m = tile * BM + tl.arange(0, BM)
     d = tl.arange(0, HALF)
     here = m < tokens
     inside = d < SIZE // 2

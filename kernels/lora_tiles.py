@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,9 @@ from .rank_pages import PAGE_ROWS, RankPool
 from .triton_compat import runs_triton
 from .uploads import uploaded
 
-FEW_ROWS = 16
-"""a step of so few is one tile"""
 TILE_ROWS = 64
+PLAIN_ROWS = 32
+"""that a program takes of what comes behind a linear where no rank rows are added to it on the way"""
 UNITS = 2
 """pages by slices that a program shrinks to at once"""
 DEPTH_BYTES = 256
@@ -48,6 +50,7 @@ class TileList:
     """[tiles, most] int32"""
     columns: Tensor
     """[tiles, most] int32: the adapter of each, as a column of the weights"""
+    most: int
     whole: tuple[tuple[int, int], ...]
     """(page, column) of the list that was cut"""
 
@@ -61,8 +64,9 @@ class RowTiles:
     touched: Tensor
     """[rows] int32, 0 for rows on which nothing acts"""
     lists: tuple[TileList, ...]
-    rows: int
-    """of a tile"""
+    count: int
+    partials: Tensor
+    """fp32, sums of a shrink over parts of its inputs"""
     arrivals: Tensor
     """int32, zero between launches"""
 
@@ -79,8 +83,6 @@ class Shrunk:
     tiles: RowTiles
     number: int
     """of the tiles' list"""
-    partials: Tensor | None = None
-    """kept until H is there"""
     done: torch.cuda.Event | None = None
 
     @property
@@ -88,15 +90,10 @@ class Shrunk:
         return self.tiles.lists[self.number]
 
     @property
-    def most(self) -> int:
-        """Pages that act on a tile, at most."""
-        return self.places.pages.shape[1]
-
-    @property
     def of_kernels(self) -> tuple[Any, ...]:
         """What kernels that make H B^T ask for: B, counts, pages, touched, H; layer, strides of B and H, most pages of a tile."""
-        tiles, one, b, h = self.tiles, self.places, self.pool.b, self.h
-        return b, one.counts, one.pages, tiles.touched, h, self.layer, b.stride(0), b.stride(1), h.stride(0), one.pages.shape[1]
+        one, b, h = self.places, self.pool.b, self.h
+        return b, one.counts, one.pages, self.tiles.touched, h, self.layer, b.stride(0), b.stride(1), h.shape[1], one.most
 
     def wait(self) -> None:
         """What is launched behind this finds H."""
@@ -115,8 +112,7 @@ class SideStream:
 def cut_tiles(weights: np.ndarray, lists: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], device: torch.device) -> RowTiles:
     """The tiles of a step. weights [rows, adapters] fp32, 0 where an adapter does not act; lists: (pages, the column of each)."""
     rows, adapters = weights.shape
-    size = FEW_ROWS if rows <= FEW_ROWS else TILE_ROWS
-    starts = np.arange(0, rows, size)
+    starts = np.arange(0, rows, TILE_ROWS)
     acting = weights != 0
     by_tile = np.logical_or.reduceat(acting, starts, 0)
     parts = [np.ascontiguousarray(weights).view(np.int32).ravel(), acting.any(1).astype(np.int32)]
@@ -133,16 +129,17 @@ def cut_tiles(weights: np.ndarray, lists: Sequence[tuple[tuple[int, ...], tuple[
     numbers = uploaded(np.concatenate([part.astype(np.int32, copy=False) for part in parts]), device)
     pieces = [numbers[end - len(part) : end] for part, end in zip(parts, ends.tolist(), strict=True)]
     tiles = len(starts)
-    cut = tuple(TileList(pieces[at], pieces[at + 1].view(tiles, -1), pieces[at + 2].view(tiles, -1), tuple(zip(*one, strict=True)))
-                for at, one in zip(range(2, len(pieces), 3), lists, strict=True))
-    groups = max((_groups(one, MOST_SLICES) for one in cut), default=0)
-    return RowTiles(pieces[0].view(torch.float32).view(rows, adapters), pieces[1], cut, size,
-                    torch.zeros(tiles * max(groups, 1), dtype=torch.int32, device=device))
+    cut = tuple(TileList(pieces[at], pieces[at + 1].view(tiles, -1), pieces[at + 2].view(tiles, -1), len(pieces[at + 1]) // tiles,
+                         tuple(zip(*one, strict=True))) for at, one in zip(range(2, len(pieces), 3), lists, strict=True))
+    tasks = tiles * max([1, *(_groups(one, MOST_SLICES) for one in cut)])
+    return RowTiles(pieces[0].view(torch.float32).view(rows, adapters), pieces[1], cut, tiles,
+                    torch.empty((PROGRAMS + tasks) * TILE_ROWS * UNITS * PAGE_ROWS, dtype=torch.float32, device=device),
+                    torch.zeros(tasks, dtype=torch.int32, device=device))
 
 
 def _groups(one: TileList, slices: int) -> int:
     """Programs that shrink a tile of `one`, side by side."""
-    return -(-one.pages.shape[1] * slices // UNITS)
+    return -(-one.most * slices // UNITS)
 
 
 def lora_shrink_tiles(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, number: int, side: SideStream | None = None) -> Shrunk:
@@ -154,30 +151,25 @@ def lora_shrink_tiles(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, nu
     one = tiles.lists[number]
     if not runs_triton(x):
         return Shrunk(_shrink_reference(x, pool, layer, tiles, one), pool, layer, tiles, number)
-    h = x.new_empty(x.shape[0], one.pages.shape[1] * pool.slices * PAGE_ROWS)
-    if not h.shape[1]:
+    h = x.new_empty(x.shape[0], one.most * pool.slices * PAGE_ROWS)
+    if not one.most:
         return Shrunk(h, pool, layer, tiles, number)
-    groups, cuts, d_in = _groups(one, pool.slices), len(one.counts), x.shape[1]
-    splits = max(1, min(-(-PROGRAMS // (cuts * groups)), d_in // LEAST_DEPTH))
+    groups, d_in = _groups(one, pool.slices), x.shape[1]
+    splits = max(1, min(-(-PROGRAMS // (tiles.count * groups)), d_in // LEAST_DEPTH))
     step = DEPTH_BYTES // x.element_size()
     depth = -(-d_in // (splits * step)) * step
-    parts = cuts * groups * splits if splits > 1 else 0
-    partials = torch.empty(parts * tiles.rows * UNITS * PAGE_ROWS, dtype=torch.float32, device=x.device)
-
     beside = side is not None and x.shape[0] >= SIDE_ROWS
     if beside:
         side.forked.record()
         side.stream.wait_event(side.forked)
     launch(
-        shrink_kernel, (x.device, x.dtype, x.data_ptr() % 16, x.stride(0), d_in), (cuts * groups * splits, 1, 1),
-        (x, pool.a, one.counts, one.pages, one.columns, tiles.weights, h, partials, tiles.arrivals, x.shape[0], layer, x.stride(0),
-         pool.a.stride(0), pool.a.stride(1), tiles.weights.stride(0), h.stride(0), d_in, depth, one.pages.shape[1], groups, splits,
-         pool.slices),
-        {"BM": tiles.rows, "UNITS": UNITS, "BK": step, "STAGES": 3}, side.stream if beside else None, num_warps=4)
-    if not beside:
-        return Shrunk(h, pool, layer, tiles, number)
-    side.joined.record(side.stream)
-    return Shrunk(h, pool, layer, tiles, number, partials, side.joined)
+        shrink_kernel, (x.get_device(), x.dtype, x.data_ptr() % 16, x.stride(0), d_in), (tiles.count * groups * splits, 1, 1),
+        (x, pool.a, one.counts, one.pages, one.columns, tiles.weights, h, tiles.partials, tiles.arrivals, x.shape[0], layer, x.stride(0),
+         pool.a.stride(0), pool.a.stride(1), tiles.weights.stride(0), h.shape[1], d_in, depth, one.most, groups, splits, pool.slices),
+        {"BM": TILE_ROWS, "UNITS": UNITS, "BK": step, "STAGES": 3}, side.stream if beside else None, num_warps=4)
+    if beside:
+        side.joined.record(side.stream)
+    return Shrunk(h, pool, layer, tiles, number, side.joined if beside else None)
 
 
 def lora_expand_tiles_(y: Tensor, shrunk: Shrunk) -> None:
@@ -190,17 +182,19 @@ def lora_expand_tiles_(y: Tensor, shrunk: Shrunk) -> None:
     if not runs_triton(y):
         _expand_reference(y, shrunk)
         return
-    if not shrunk.most:
+    if not shrunk.places.most:
         return
-    tiles, one, h, pool = shrunk.tiles, shrunk.places, shrunk.h, shrunk.pool
-    starts, ends = (0, *pool.ends), pool.ends
-    until = [sum(-(-(end - start) // COLUMNS) for start, end in zip(starts[: count], ends[: count], strict=False))
-             for count in range(1, len(ends) + 1)]
+    ends, until = shrunk.pool.ends, _programs_until(shrunk.pool.ends)
     launch(
-        expand_kernel, (y.device, y.dtype, y.data_ptr() % 16, y.stride(0), ends), (until[-1], len(one.counts), 1),
-        (y, pool.b, one.counts, one.pages, tiles.touched, h, y.shape[0], shrunk.layer, y.stride(0), pool.b.stride(0), pool.b.stride(1),
-         h.stride(0), shrunk.most, pool.slices, ends[0], ends[min(1, len(ends) - 1)], ends[-1], until[0], until[min(1, len(until) - 1)]),
-        {"BM": tiles.rows, "BN": COLUMNS}, num_warps=4)
+        expand_kernel, (y.get_device(), y.dtype, y.data_ptr() % 16, y.stride(0), ends), (until[-1], shrunk.tiles.count, 1),
+        (y, *shrunk.of_kernels, y.shape[0], y.stride(0), shrunk.pool.slices, ends[0], ends[min(1, len(ends) - 1)], ends[-1],
+         until[0], until[min(1, len(until) - 1)]), {"BM": TILE_ROWS, "BN": COLUMNS}, num_warps=4)
+
+
+@lru_cache
+def _programs_until(ends: tuple[int, ...]) -> tuple[int, ...]:
+    """How many make the outputs of a tile up to the end of each slice."""
+    return tuple(accumulate(-(-(end - start) // COLUMNS) for start, end in zip((0, *ends), ends, strict=False)))
 
 
 def _shrink_reference(x: Tensor, pool: RankPool, layer: int, tiles: RowTiles, one: TileList) -> Tensor:

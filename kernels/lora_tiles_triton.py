@@ -63,7 +63,7 @@ def shrink_kernel(
 @triton.jit(do_not_specialize=["rows", "layer", "most", "slices", "tiles0", "tiles1"],
             do_not_specialize_on_alignment=["counts", "pages", "touched"])
 def expand_kernel(
-    y, b, counts, pages, touched, h, rows, layer, y_row, b_page, b_layer, h_row, most, slices, end0, end1, end2, tiles0, tiles1,
+    y, b, counts, pages, touched, h, layer, b_page, b_layer, h_row, most, rows, y_row, slices, end0, end1, end2, tiles0, tiles1,
     BM: tl.constexpr, BN: tl.constexpr,
 ):
     """y [rows, d_out] += H B^T, in place, on the rows that are `touched`; a program does BM rows at BN outputs of one slice."""

@@ -141,7 +141,7 @@ def prefill_attention(q: Tensor, cache: Tensor, pieces: Pieces, scores: Scores) 
     out = q.new_empty(tokens, heads * size)
     scale = size**-0.5 if scores.scale is None else scores.scale
     launch(
-        prefill_attention_kernel, (q.device, q.dtype, q.data_ptr() % 16, q.stride(0)), (kv_heads, len(pieces.pieces), 1),
+        prefill_attention_kernel, (q.get_device(), q.dtype, q.data_ptr() % 16, q.stride(0)), (kv_heads, pieces.pieces.shape[0], 1),
         (q, cache, out, pieces.pieces, pieces.tables, pieces.parts, pieces.sums, pieces.arrived, blocks, pieces.tables.shape[1],
          q.stride(0), pieces.window, scale, scores.softcap),
         {"HEADS": heads, "KV_HEADS": kv_heads, "SIZE": size, "WIDTH": head_width(size), "BLOCK": block, "SOFTCAP": scores.softcap != 0,

@@ -17,11 +17,13 @@ def residual_norm(
     """
     if runs_triton(y):
         rows, width = y.shape
-        block = triton.next_power_of_2(width)
+        block = 1 << (width - 1).bit_length()
         weights = post_weight is None or post_weight.dtype, next_weight is None or next_weight.dtype
         places = tuple(None if one is None else one.data_ptr() % 16 for one in (y, post_weight, stream, next_weight, out))
-        launch(_residual_norm, (y.device, y.dtype, weights, places), (rows, 1, 1), (y, post_weight, stream, scale, next_weight, out, eps),
-               {"WIDTH": width, "BLOCK": block}, num_warps=min(16, max(1, block // 512)))
+        form = y.get_device(), y.dtype, weights, places
+        launch(
+            _residual_norm, form, (rows, 1, 1), (y, post_weight, stream, scale, next_weight, out, eps),
+            {"WIDTH": width, "BLOCK": block}, num_warps=min(16, max(1, block // 512)))
     else:
         residual_norm_reference(y, post_weight, stream, scale, next_weight, out, eps)
 

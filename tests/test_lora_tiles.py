@@ -8,7 +8,7 @@ import pytest
 import torch
 from lora_tile_cases import MIXED, tile_case
 
-from lora_bench.kernels.lora_tiles import FEW_ROWS, TILE_ROWS, cut_tiles
+from lora_bench.kernels.lora_tiles import TILE_ROWS, cut_tiles
 
 
 @pytest.mark.parametrize("rows, ends, ranks", [
@@ -30,8 +30,3 @@ def test_a_tile_has_the_pages_that_act_on_one_of_its_rows_in_their_order() -> No
     assert second.counts.tolist() == [0, 0, 0, 1] and none.counts.tolist() == [0] * 4
     assert tiles.touched.nonzero().flatten().tolist() == [*range(TILE_ROWS + 1), 3 * TILE_ROWS]
     assert torch.equal(tiles.weights, torch.from_numpy(weights))
-
-
-def test_a_step_of_few_rows_is_one_small_tile() -> None:
-    tiles = cut_tiles(np.ones((FEW_ROWS, 1), np.float32), [((0,), (0,))], torch.device("cpu"))
-    assert tiles.rows == FEW_ROWS and tiles.lists[0].counts.tolist() == [1]
