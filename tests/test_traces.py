@@ -12,7 +12,7 @@ from engine_bench import ONE, TWO, Bench
 from lora_bench.engine import traces
 from lora_bench.engine.device_step import DeviceStep
 from lora_bench.engine.engine import Engine
-from lora_bench.engine.protocol import LoadModel, StepFinished, StepTraced, TraceFailed
+from lora_bench.engine.protocol import GraphCaptured, LoadModel, StepFinished, StepTraced, TraceFailed
 from lora_bench.kernels import recording
 from lora_bench.kernels.recording import Ran, Recorder, times
 from lora_bench.kernels.stamps import Stamps
@@ -244,3 +244,14 @@ def test_kernels_inside_a_graph_are_traced_by_name(make: Callable[..., Bench]) -
     assert prompt.step.prefill_tokens == 7 and not any("decode_attention" in op.name for op in prompt.ops)
     bench.run()
     assert recording.os.environ["TEARDOWN_CUPTI"] == "0" and bench.ids(9) == expected[ONE]
+    del bench.events[:]
+    bench.engine.clear_cache()
+    for number in (10, 11):
+        bench.submit(number, mix=ONE)
+    bench.engine.trace()
+    bench.run(1)
+    bench.engine.trace()
+    bench.run()
+    ((captured,), (_, traced)) = bench.of(GraphCaptured), bench.of(StepTraced)
+    assert captured.rows == 2 and not captured.problem and not bench.of(TraceFailed)
+    assert traced.step.path == "graph" and traced.step.decode_tokens == 2 and traced.step == bench.of(StepFinished)[2]
