@@ -118,7 +118,7 @@ def test_logits_are_those_of_the_plain_forward(
 ) -> None:
     """Rows of all kinds in one step, that come and go and change their scales."""
     base, folder = _prepare(kind, tmp_path)
-    bench, draw = _Own(base, monkeypatch, folder, device=device), random.Random(seed)
+    bench, draw = _Own(base, monkeypatch, folder, device=device, dtype="fp32"), random.Random(seed)
     there = {path.name for path in folder.iterdir()}
     asked = [_mix(names, lambda: draw.choice((1.0, 0.5, -0.7))) for names in MIXES if there.issuperset(names)]
     for number, mix in enumerate(asked):
@@ -138,7 +138,7 @@ def test_logits_are_those_of_the_plain_forward(
     for history, ids, logits in draw.sample(bench.drawn, 40):
         ((mix, _, _),) = history.pieces(0, len(ids))
         expected = bench.engine.logits(ids, mix.mix).cpu()
-        assert (logits[: len(expected)].cpu().float() - expected).norm() <= 1e-5 * expected.norm(), mix.mix
+        assert (logits[: len(expected)].cpu().float() - expected).norm() <= 2e-5 * expected.norm(), mix.mix
 
 
 @pytest.mark.parametrize("device", [CUDA])
