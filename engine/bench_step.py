@@ -167,7 +167,15 @@ class _Bench:
         return told
 
     def prefill(self, tokens: int) -> list[dict[str, Any]]:
-        cells = self._cells(tokens, lambda names: self._base.prefill(names, tokens, max(1, self._steps // ROUNDS), ROUND_SECONDS))
+        def run(names: Sequence[str]) -> Timed:
+            return self._base.prefill(names, tokens, max(1, self._steps // ROUNDS), ROUND_SECONDS)
+
+        cells = self._cells(tokens, run)
+        bases = {1: BASE}
+        """those of so many prompts: a prompt's attention grows with its length"""
+        for count in {len(cell.names) for cell in cells.values()} - {0, 1}:
+            bases[count] = f"{BASE}, {count} prompts"
+            cells[bases[count]] = _Measured(partial(run, [""] * count), [""] * count, ())
         for cell in cells.values():
             self._base.prompt_steps(cell.names, tokens)
         for number in range(ROUNDS):
@@ -175,8 +183,9 @@ class _Bench:
         told = []
         for name, cell in cells.items():
             steps = self._base.prompt_steps(cell.names, tokens)
-            told.append({"tokens": tokens, "prompts": max(1, len(cell.names)), "steps": len(steps)}
-                        | self._told(name, cell, cells[BASE], _Read(cell.ranks, 0, len(steps)), steps)
+            prompts = max(1, len(cell.names))
+            told.append({"tokens": tokens, "prompts": prompts, "steps": len(steps)}
+                        | self._told(name if cell.ranks else BASE, cell, cells[bases[prompts]], _Read(cell.ranks, 0, len(steps)), steps)
                         | {"tokens_per_second": round(tokens / statistics.median(cell.ms) * 1e3, 1)})
         return told
 

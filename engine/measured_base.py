@@ -91,8 +91,9 @@ class MeasuredBase:
         return timed
 
     def prefill(self, names: Sequence[str], tokens: int, times: int, seconds: float) -> Timed:
-        """Prompts of `tokens` tokens together, one under each of `names` or one of the base, in the engine's steps, each drawing a token at
-        its end. At most `times`, and none after so many `seconds`, but one at least. `steps` stays empty: see `prompt_steps`."""
+        """Prompts of `tokens` tokens together, one under each of `names` ("": of the base) or one of the base, in the engine's steps, each
+        drawing a token at its end. At most `times`, and none after so many `seconds`, but one at least. `steps` stays empty: see
+        `prompt_steps`."""
         timed = Timed()
         began = time.perf_counter()
         while len(timed.ms) < times and (not timed.ms or time.perf_counter() - began < seconds):
@@ -105,7 +106,7 @@ class MeasuredBase:
 
     def _prompts(self, runner: Runner, names: Sequence[str], tokens: int) -> list[tuple[float, StepFinished]]:
         count = max(1, len(names))
-        prompts = [self._request(names[index:index + 1], tokens // count) for index in range(count)]
+        prompts = [self._request([name for name in names[index:index + 1] if name], tokens // count) for index in range(count)]
         try:
             return [self._step(runner, works) for works in _steps(prompts, self._step_tokens)]
         finally:

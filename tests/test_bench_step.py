@@ -48,7 +48,8 @@ def test_every_cell_is_told_whole() -> None:
     assert result["machine"]["device"] and result["machine"]["flags"]["threads"] >= 1
     cells = [(cell["batch"], cell["adapters"], cell["ranks"]) for cell in result["decode"]]
     assert cells == [(1, "base", []), (1, "1 adapter", [4]), (3, "base", []), (3, "1 adapter", [4]), (3, "3 adapters", [4, 8, 4])]
-    assert [(cell["adapters"], cell["prompts"]) for cell in result["prefill"]] == [("base", 1), ("1 adapter", 1), ("3 adapters", 3)]
+    assert [(cell["adapters"], cell["prompts"]) for cell in result["prefill"]] == [("base", 1), ("1 adapter", 1), ("3 adapters", 3),
+                                                                                ("base", 3)]
     for cell in result["decode"] + result["prefill"]:
         assert 0 < cell["least_ms"] <= cell["ms"] <= cell["greatest_ms"] and set(cell["ms_by_op"]) == set(STEP_OPS)
         assert cell["times"] >= 3 and sum(cell["floor_ms"].values()) > 0 and cell["of_floor"] > 0 and cell["over_base"] > 0

@@ -28,7 +28,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
 
 def _cell(title: str, cell: dict[str, Any]) -> list[str]:
-    size = f"batch {cell['batch']}" if title == "decode" else f"{cell['tokens']} tokens"
+    size = f"batch {cell['batch']}" if title == "decode" else (
+        f"{cell['tokens']} tokens" + (f" in {cell['prompts']}" if cell["prompts"] > 1 else ""))
     beside = [f"{cell['of_floor']:.0%} of the floor {sum(cell['floor_ms'].values()):.3f}" if title == "decode"
               else f"{cell['tokens_per_second']:,.0f} tokens/s"]
     if cell["ranks"]:
@@ -37,7 +38,7 @@ def _cell(title: str, cell: dict[str, Any]) -> list[str]:
         beside.append(f"plain torch {cell['plain_torch_ms']:.3f}, {cell['plain_torch_over']:.2f} x")
     if cell["path"]:
         beside.append(cell["path"])
-    return [f"{title} {size:12}{cell['adapters']:12}{cell['ms']:10.3f} ms  ({cell['least_ms']:.3f} to {cell['greatest_ms']:.3f})  "
+    return [f"{title} {size:17}{cell['adapters']:12}{cell['ms']:10.3f} ms  ({cell['least_ms']:.3f} to {cell['greatest_ms']:.3f})  "
             + " · ".join(beside),
             "    " + ", ".join(f"{op} {ms:.3f}" for op, ms in cell["ms_by_op"].items() if ms)]
 
