@@ -1,7 +1,8 @@
 """The decoder: RMSNorm, rotary grouped-query attention, gated MLP, and an adapter's deltas at every place. Its facts say all else."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -51,7 +52,6 @@ class Decoder:
         self.norm = Norm("norm", RmsNorm(weights.pop("norm.weight"), facts.rms_eps, self.dtype))
         self.head = Linear("lm_head", self.embedding if facts.tied else laid_out(weights.pop("lm_head.weight")), None)
         self.rope = RopeTables(facts, weights, context, self.device)
-        self._windows = sorted({layer.window for layer in self.layers})
         self.scores = Scores(facts.attention_scale or None, facts.attention_softcap)
         scale = facts.embedding_scale
         self.embedding_scale = torch.tensor(scale).to(self.dtype).item() if facts.rounded_embedding_scale else scale
@@ -122,12 +122,13 @@ class Decoder:
         if self.embedding_scale != 1:
             x = x * self.embedding_scale
         rope = self.rope.rows(inputs.rope_rows)
-        seen = {window: reaches(inputs.spans, caches, self.facts.heads, window, self.scores) for window in self._windows}
+        # found where the first layer of a window asks: the device has work by then
+        look = cache(lambda window: reaches(inputs.spans, caches, self.facts.heads, window, self.scores))
         deltas = [lora.at_layer(index) if lora is not None else NO_DELTAS for index in range(len(self.layers))]
         following = [*((layer.before_attention, each) for layer, each in zip(self.layers[1:], deltas[1:], strict=True)), (None, NO_DELTAS)]
         normed = _normed(x, self.layers[0].before_attention, deltas[0])
-        for layer, cache, each, (after, its) in zip(self.layers, caches, deltas, following, strict=True):
-            mixed = self._attention(normed, layer, cache, rope, inputs.cells, seen[layer.window], each, lap)
+        for layer, stored, each, (after, its) in zip(self.layers, caches, deltas, following, strict=True):
+            mixed = self._attention(normed, layer, stored, rope, inputs.cells, look, each, lap)
             x, normed = self._joined(x, mixed, layer.after_attention, layer.before_mlp, each, each)
             x, normed = self._joined(x, self._mlp(normed, layer, each, lap), layer.after_mlp, after, each, its)
         return self._head(x, inputs, lora, lap)
@@ -137,24 +138,24 @@ class Decoder:
         return self.capped_(linear(norm(x.index_select(0, inputs.sampled), self.norm, at_head), self.head, at_head, lap))
 
     def _attention(
-        self, x: Tensor, layer: Layer, cache: Tensor, rope: list[Table], cells: Tensor, seen: Sequence[Reach] | Pieces, deltas: Deltas,
-        lap: Lap,
+        self, x: Tensor, layer: Layer, stored: Tensor, rope: list[Table], cells: Tensor, look: Callable[[int], Sequence[Reach] | Pieces],
+        deltas: Deltas, lap: Lap,
     ) -> Tensor:
         heads = self.facts.heads
         if self._takes_heads(x, layer, deltas):
             qkv, left = begun_linear(x, layer.qkv, deltas, lap)
             turn = Turn(*rope[layer.rope], _weight(layer.q_norm), _weight(layer.k_norm), self.facts.rms_eps)
-            q = head_tiles(qkv.view(x.shape[0], -1, self.facts.head_dim), heads, turn, cache, cells, left)
+            q = head_tiles(qkv.view(x.shape[0], -1, self.facts.head_dim), heads, turn, stored, cells, left)
         else:
             qkv = linear(x, layer.qkv, deltas, lap).view(x.shape[0], -1, self.facts.head_dim)
             if self.facts.qk_norm:
                 self.norm_heads_(qkv, layer, deltas)
             if layer.rope != NO_ROPE:
                 rope_(qkv[:, : heads + self.facts.kv_heads, : self.facts.rotary], *rope[layer.rope])
-            cache_write_(cache, cells, qkv[:, heads:])
+            cache_write_(stored, cells, qkv[:, heads:])
             q = qkv[:, :heads]
         lap("other")
-        mixed = paged_attention(q, cache, seen, self.scores)
+        mixed = paged_attention(q, stored, look(layer.window), self.scores)
         lap("attention")
         return linear(mixed, layer.o, deltas, lap)
 
