@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..kernels.device_sampling import DeviceSampler
 from ..kernels.packed import PackedWeight
-from ..kernels.repacked import RepackedWeight
 from ..kernels.stamps import Stamps
 from ..kernels.triton_compat import HAS_TRITON
 from .adapter_share import AdapterShare
@@ -200,10 +199,7 @@ class DeviceStep:
             self._profiles = self._profiles or RowProfiles(self._decoder, self._rows, self._forward.base_rows)
         except torch.OutOfMemoryError as error:
             return sentence(error)
-        why = self._profiles.compose(routing.contents, self._rows.uses)
-        if not why and self._profiles.gates and any(isinstance(layer.gate_up.weight, RepackedWeight) for layer in self._decoder.layers):
-            return "of a packed gate no graph has DoRA or trained biases"
-        return why
+        return self._profiles.compose(routing.contents, self._rows.uses)
 
     def _launch(self, kind: Kind) -> str:
         if kind not in self._steps:

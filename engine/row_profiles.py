@@ -11,6 +11,7 @@ from torch import Tensor
 from ..kernels.embedding_rows import EmbeddingRows
 from ..kernels.head_rows import HeadPart, HeadRows
 from ..kernels.rank_pages import RankRows
+from ..kernels.repacked import RepackedWeight
 from .device_rows import StepRows
 from .dora_rows import EMBEDDING, Place
 from .mix import ActiveUse
@@ -48,8 +49,9 @@ class RowProfiles:
         self._terms = EmbeddingRows(rows.embeddings, rows.device_embeddings)
         self.embeddings = OwnEmbeddings(decoder, self._terms, base_rows)
         self._held: OrderedDict[_Key, _Profile] = OrderedDict()
+        self._packed_gates = any(isinstance(layer.gate_up.weight, RepackedWeight) for layer in decoder.layers)
         self.gates: Gates = ""
-        """which rows have a profile that changes gate or up"""
+        """which rows have a profile that changes gate or up, as far as it saves a product"""
         self.late: list[frozenset[str]] = []
         """by row, the adapters whose rank rows are added behind the gains of another"""
 
@@ -73,7 +75,7 @@ class RowProfiles:
                 profile = self._held[key]
                 which[:2, row] = profile.number, profile.number * profile.gated
         gated = which[1, : len(uses)] > 0
-        self.gates = "all" if gated.all() else "some" if gated.any() else ""
+        self.gates = "all" if gated.all() and not self._packed_gates else "some" if gated.any() else ""
         self._heads.set([_head(row, contents) for row in uses])
         why = self.embeddings.compose(uses, contents)
         which[2, : len(uses)] = self.embeddings.rows

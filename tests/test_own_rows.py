@@ -9,17 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from acting_bench import change_all
 from conftest import tiny_tokenizer
 from engine_bench import Bench, random_ids
+from gguf_file import FACTS, write_gguf
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
 from tiny_models import VOCAB, make_model, save_folder
 
 from lora_bench.engine import loaded
 from lora_bench.engine.device_step import DeviceStep
 from lora_bench.engine.mix_history import MixHistory
+from lora_bench.engine.models.facts import module_shapes
 from lora_bench.engine.protocol import AdapterUse, GraphCaptured, Mix, StepFinished, TokenIds
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT's advice on configs that are random on purpose
@@ -197,3 +201,36 @@ def test_what_no_graph_has_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             expected = bench.engine.logits(ids, mix)
             assert (logits[: len(expected)] - expected).norm() <= 1e-5 * expected.norm(), number
     assert len(bench.drawn) >= 10
+
+
+@pytest.mark.parametrize("device", [CUDA])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q8_0"])
+def test_packed_bases_draw_what_dense_ones_would(kind: str, device: str, tmp_path: Path, endless: None, seed: int) -> None:
+    """Each token is the best of the dense base on the CPU, or close to it by what 16 bits round. DoRA is at the gate, too."""
+    base = write_gguf(tmp_path / "m.gguf", {"v_proj": "Q6_K", "": kind}, np.random.default_rng(seed), spread=0.05)
+    cpu, cuda = Bench(base, weights="dense"), Bench(base, weights="packed", device=device, dtype="bf16")
+    for name in ("dora", "plain"):
+        tensors, decoder = {}, cpu.engine.model.runner.decoder
+        for module, (d_out, d_in) in module_shapes(FACTS).items():
+            if module != "lm_head":
+                path, (weight, first, end) = f"base_model.model.model.{module}", decoder.rows_of(module)
+                tensors |= {f"{path}.lora_A.weight": torch.randn(4, d_in) / 16, f"{path}.lora_B.weight": torch.randn(d_out, 4) / 16}
+                if name == "dora":
+                    tensors[f"{path}.lora_magnitude_vector"] = weight[first:end].norm(dim=1) * (torch.rand(d_out) + 0.5)
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "adapter_model.safetensors")
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(
+            {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [*ATTENTION, *MLP], "use_dora": name == "dora"}))
+        for bench in (cpu, cuda):
+            bench.engine.load_adapter(str(tmp_path / name), name)
+    mixes = [_mix(names, lambda: 0.8) for names in (("dora",), ("plain",), ("dora", "plain"), ("dora",))]
+    prompts = [random_ids(10 + number, seed + number) for number in range(len(mixes))]
+    for number, (prompt, mix) in enumerate(zip(prompts, mixes, strict=True)):
+        cuda.submit(number, TokenIds(prompt), mix, max_tokens=16 + 8 * number)
+    cuda.run()
+    assert not [event.problem for event in cuda.of(GraphCaptured) if event.problem]
+    assert [event.path for event in cuda.of(StepFinished)].count("graph") > 30
+    for number, (prompt, mix) in enumerate(zip(prompts, mixes, strict=True)):
+        for place, token in enumerate(cuda.ids(number)):
+            logits = cpu.engine.logits((*prompt, *cuda.ids(number)[:place]), mix)
+            assert logits.max() - logits[token] < 0.15 * logits.std(), (number, place)

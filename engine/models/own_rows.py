@@ -14,6 +14,7 @@ from ...kernels.embedding_rows import EmbeddingRows
 from ...kernels.head_rows import HeadRows
 from ...kernels.late_ranks import late_ranks
 from ...kernels.rank_pages import RankRows
+from ...kernels.repacked import RepackedWeight
 from ...kernels.row_changes import NormRows, RowChanges, RowStream, begin_rows_, change_rows_, gate_rows, join_rows_
 from ...kernels.stamps import Stamp
 from ..dora_rows import Place
@@ -119,8 +120,23 @@ class OwnRowsForward:
     ) -> None:
         """Behind gate and up of the rows that are not `gated`, if there are any: those of the others, changed before the gate opens."""
         y = self._gates[: len(x)]
-        decode_linear(x, linear.weight, linear.bias, y, norm=self._squares, rank=rank, work=self._gate_work.lane(layer), stamp=stamp)
+        if isinstance(linear.weight, RepackedWeight):
+            self._unpacked(x, linear, own, rank, y)
+        else:
+            decode_linear(x, linear.weight, linear.bias, y, norm=self._squares, rank=rank, work=self._gate_work.lane(layer), stamp=stamp)
         gate_rows(y, linear.bias, replace(self._changes(x, linear, own, layer, self._squares), which=own.gated), glu, out)
+
+    def _unpacked(self, x: Tensor, linear: Linear, own: OwnRows, rank: RankRows | None, y: Tensor) -> None:
+        """`linear` of x where its rows lie as a gate reads them: by numbers made of them. It multiplies as many rows as there may be, lest
+        their number shows in the bits of one."""
+        product = linear.weight.linear(self._x, None)[: len(x)].float()
+        if rank is not None:
+            added = self._late[: product.numel()].view(product.shape)
+            late_ranks(x, rank, None, own.gated, added)
+            product += added
+        if self._squares is not None:
+            product *= torch.rsqrt(self._squares.parts.sum(0)[: len(x), None] / self._squares.width + self._squares.eps)
+        y.copy_(product if linear.bias is None else product.add_(linear.bias))
 
     def _changes(self, x: Tensor, linear: Linear, own: OwnRows, layer: int, norm: RowSquares | None) -> RowChanges:
         late = None
