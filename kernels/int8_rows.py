@@ -14,7 +14,7 @@ from .packed import PackedWeight
 
 EIGHT_BITS = ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0")
 """types of five to eight bits"""
-MOST_ERROR = 0.02
+MOST_ERROR = 0.01
 """that rounding once more may add: the length of the differences over that of the matrix"""
 FEW_TOKENS = 16
 """up to which torch's product is as fast as to make the numbers fp32 first"""
@@ -27,10 +27,11 @@ LARGEST = 127
 
 @dataclass(frozen=True, slots=True)
 class Int8Rows:
-    """[rows, d_in]: scale * number. `numbers`: int8 [rows, d_in]; `scales`: bf16 [rows]."""
+    """[rows, d_in]: scale * number * column. `numbers`: int8 [rows, d_in]; `scales`: bf16 [rows]; `columns`: fp32 [d_in], None for ones."""
 
     numbers: Tensor
     scales: Tensor
+    columns: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -38,10 +39,12 @@ class Int8Rows:
 
     @property
     def nbytes(self) -> int:
-        return self.numbers.nbytes + self.scales.nbytes
+        return self.numbers.nbytes + self.scales.nbytes + (0 if self.columns is None else self.columns.nbytes)
 
     def linear(self, x: Tensor) -> Tensor:
         """Semantics: y[t, o] = sum_i x[t, i] weight[o, i].  x [T, d_in] fp32 or bf16; y [T, rows], bf16 of few tokens, else fp32."""
+        if self.columns is not None:
+            x = x * self.columns
         if x.shape[0] <= FEW_TOKENS:
             return torch._weight_int8pack_mm(x.bfloat16(), self.numbers, self.scales)
         x = x.float()
@@ -52,12 +55,16 @@ class Int8Rows:
 
     def rows(self, ids: Tensor) -> Tensor:
         """Semantics: y[t] = weight[ids[t]].  ids [T] int64; y [T, d_in] fp32."""
-        return self.numbers.index_select(0, ids).float().mul_(self.scales.index_select(0, ids).float().unsqueeze(1))
+        return self._scaled_(self.numbers.index_select(0, ids).float(), self.scales.index_select(0, ids))
 
     def chunks(self, elements: int) -> Iterator[tuple[int, Tensor]]:
         """(first row, fp32 [n, d_in]) over all rows, about `elements` numbers at a time."""
         for first, numbers in self._unpacked(elements):
-            yield first, numbers.mul_(self.scales[first:first + numbers.shape[0]].float().unsqueeze(1))
+            yield first, self._scaled_(numbers, self.scales[first:first + numbers.shape[0]])
+
+    def _scaled_(self, numbers: Tensor, scales: Tensor) -> Tensor:
+        numbers.mul_(scales.float().unsqueeze(1))
+        return numbers if self.columns is None else numbers.mul_(self.columns)
 
     def _unpacked(self, elements: int) -> Iterator[tuple[int, Tensor]]:
         step = max(1, elements // self.numbers.shape[1])
@@ -80,14 +87,25 @@ def takes_int8(type_name: str, rows: int, d_in: int) -> bool:
 
 
 def pack_int8(weight: PackedWeight) -> Int8Rows | None:
-    """`weight` of a type that `takes_int8`; None where a few large numbers would cost the others of their rows more than MOST_ERROR."""
-    numbers = torch.empty(weight.shape, dtype=torch.int8)
-    scales = torch.empty(weight.shape[0], dtype=torch.bfloat16)
+    """`weight` of a type that `takes_int8`; None where it would be rounded by more than MOST_ERROR.
+
+    Where a few columns are far larger than others, as in many embeddings, the scales of rows have to do for columns that are less so.
+    """
+    found, error = _rounded(weight, None)
+    if error > MOST_ERROR:
+        squares = sum(exact.square_().sum(0) for _, exact in weight.chunks(torch.float32, PACKED_ELEMENTS))
+        found, error = _rounded(weight, torch.where(squares == 0, 1.0, squares / weight.shape[0]) ** 0.25)
+    return found if error <= MOST_ERROR else None
+
+
+def _rounded(weight: PackedWeight, columns: Tensor | None) -> tuple[Int8Rows, float]:
+    """`weight` in eight bits, and the length of the differences over that of the matrix."""
+    found = Int8Rows(torch.empty(weight.shape, dtype=torch.int8), torch.empty(weight.shape[0], dtype=torch.bfloat16), columns)
     wrong = total = 0.0
     for first, exact in weight.chunks(torch.float32, PACKED_ELEMENTS):
-        here = slice(first, first + exact.shape[0])
-        rounded = round_int8(exact)
-        numbers[here], scales[here] = rounded.numbers, rounded.scales
-        wrong += rounded.rows(torch.arange(exact.shape[0])).sub_(exact).square_().sum().item()
+        ids = torch.arange(first, first + exact.shape[0])
+        part = round_int8(exact if columns is None else exact / columns)
+        found.numbers[ids], found.scales[ids] = part.numbers, part.scales
+        wrong += found.rows(ids).sub_(exact).square_().sum().item()
         total += exact.square_().sum().item()
-    return Int8Rows(numbers, scales) if wrong <= MOST_ERROR**2 * total else None
+    return found, (wrong / total) ** 0.5 if total else 0.0

@@ -89,17 +89,28 @@ def test_types_beside_each_other_and_those_that_no_product_knows() -> None:
     assert isinstance(laid_out(parts[2]), PackedWeight)
 
 
+def test_large_columns_beside_small_ones_have_scales_of_their_own() -> None:
+    packed = packed_matrix("Q8_0", 64, 256)
+    blocks = packed.parts[0].data.view(64, 8, 34)
+    blocks[:, :, 2:] = (blocks[:, :, 2:].view(torch.int8) // 8).view(torch.uint8)
+    blocks[:, 3, 2 + 7] = 127
+    weight = laid_out(packed)
+    assert weight.parts[0].columns is not None and apart(exact(weight), exact(packed)) < MOST_ERROR
+    x = torch.randn(3, 256)
+    assert apart(base_linear(x, weight, None), x @ exact(weight).t()) < 2 * ROUNDED
+    assert torch.equal(rows(weight, torch.tensor([5, 63])), exact(weight)[[5, 63]])
+
+
 def test_large_numbers_beside_small_ones_keep_their_blocks() -> None:
-    """A scale for a whole row would leave nothing of the small ones."""
-    packed = packed_matrix("Q8_0", 32, 256)
-    packed.parts[0].data[:, :2] = torch.tensor([1000.0], dtype=torch.float16).view(torch.uint8)
-    assert isinstance(laid_out(packed), CpuWeight)
-    mixed = packed_matrix("Q8_0", 32, 256)
-    blocks = mixed.parts[0].data.view(32, 8, 34)
-    blocks[:, 0, 2:] = 0
-    blocks[:, 0, 2] = 127
-    blocks[:, 0, :2] = (20 * blocks[:, 1, :2].contiguous().view(torch.float16)).view(torch.uint8)
-    assert isinstance(laid_out(mixed), PackedWeight)
+    """Neither a scale for a row nor one for a column would leave much of the small ones."""
+    packed = packed_matrix("Q8_0", 64, 256)
+    blocks = packed.parts[0].data.view(64, 8, 34)
+    for row in range(64):
+        block = blocks[row, row % 8]
+        block[2:] = 0
+        block[2 + row % 32] = 127
+        block[:2] = (20 * block[:2].view(torch.float16)).view(torch.uint8)
+    assert isinstance(laid_out(packed), PackedWeight)
 
 
 def test_exact_products_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
