@@ -13,10 +13,12 @@ from .triton_compat import runs_triton
 
 WIDEST = 256
 """numbers of a head that the kernels take"""
-ROW_PROGRAMS = 256
-"""about so many stretches has a long row, of all its heads together"""
-FILLED = 1024
-"""programs of a launch beyond which a row gets fewer"""
+NARROW = 64
+"""numbers of a head whose tiles one warp holds"""
+ROW_PROGRAMS = 128
+"""about so many stretches has a long row, of all its heads together: one for each multiprocessor, twice as many of narrow heads"""
+FILLED = 528
+"""warps of a launch: of more programs some would come late, and each begins with a wait"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class AttentionWork:
     """What the programs of a launch leave for each other; one for all layers of a step of `rows` rows, which run one after another."""
 
     def __init__(self, rows: int, heads: Heads, device: torch.device) -> None:
-        self.splits = most_splits(heads.kv_heads)
+        self.splits = most_splits(heads)
         parts = rows * heads.kv_heads * self.splits
         group = heads.heads // heads.kv_heads
         self.parts = torch.empty(parts, group, head_width(heads.size), dtype=torch.float32, device=device)
@@ -75,9 +77,10 @@ def kernels_take(cache: Tensor) -> bool:
     return cache.shape[4] <= WIDEST and cache[0, 0].numel() < 1 << 31
 
 
-def most_splits(kv_heads: int) -> int:
+def most_splits(heads: Heads) -> int:
     """Into how many stretches a row's tokens are parted at most: the same for all rows, contexts and batches of a model."""
-    return min(64, max(8, power_of_two(-(-ROW_PROGRAMS // kv_heads))))
+    programs = ROW_PROGRAMS * 2 if head_width(heads.size) <= NARROW else ROW_PROGRAMS
+    return min(64, max(8, power_of_two(-(-programs // heads.kv_heads))))
 
 
 def decode_attention(
@@ -99,30 +102,30 @@ def _launch(
     group, width = heads.heads // heads.kv_heads, head_width(heads.size)
     tile, least, warps, stages = _shape(width, qkv.dtype)
     times, index = stamp if stamp is not None else (None, 0)
-    decode_attention_kernel[(qkv.shape[0], heads.kv_heads, _programs(qkv.shape[0], heads.kv_heads, work.splits))](
+    decode_attention_kernel[(qkv.shape[0], heads.kv_heads, _programs(qkv.shape[0] * heads.kv_heads, work.splits, warps))](
         qkv, cache, out, rows.positions, rows.rope_rows, rows.tables, heads.cos, heads.sin, heads.q_norm, heads.k_norm, work.parts,
         work.sums, work.arrived, times, index, cache.shape[2], rows.tables.shape[1], heads.window, heads.scale, heads.softcap, heads.eps,
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, SIZE=heads.size, WIDTH=width, BLOCK=cache.shape[3],
-        ROTARY=0 if heads.cos is None else heads.cos.shape[1], NORMED=heads.q_norm is not None, SOFTCAP=heads.softcap != 0,
-        WINDOWED=heads.window != 0, STAMPED=stamp is not None, QUERIES=max(16, power_of_two(group + 1)), GROUP_ROWS=power_of_two(group),
-        SPLITS=work.splits, LEAST=least, TILE=tile, STAGES=stages, JOINED=_joined(group, width), num_warps=warps)
+        ROTARY=0 if heads.cos is None else heads.cos.shape[1], SOFTCAP=heads.softcap != 0,
+        WINDOWED=heads.window != 0, STAMPED=stamp is not None, QUERIES=max(16, power_of_two(group)), GROUP_ROWS=power_of_two(group),
+        SPLITS=work.splits, LEAST=least, TILE=tile, STAGES=stages, JOINED=_joined(group, width, warps), num_warps=warps)
 
 
-def _programs(rows: int, kv_heads: int, splits: int) -> int:
-    """How many programs share the stretches of a row's head: fewer where there are many rows, for each begins with a wait."""
-    return max(1, min(splits, FILLED // (rows * kv_heads)))
+def _programs(rows: int, splits: int, warps: int) -> int:
+    """How many programs share the stretches of a row's head, of `rows` heads of rows in all."""
+    return max(1, min(splits, round(FILLED / (rows * warps))))
 
 
 def _shape(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Tokens read at once, fewest tokens of a stretch, warps, reads under way."""
     if dtype == torch.float32:
         return (32, 64, 8, 2) if width <= 128 else (16, 64, 4, 2)
-    return (64, 64, 2, 3) if width <= 64 else (64, 128, 2, 3) if width <= 128 else (32, 64, 4, 3)
+    return (32, 64, 1, 3) if width <= NARROW else (64, 64, 2, 3) if width <= 128 else (32, 64, 2, 3)
 
 
-def _joined(group: int, width: int) -> int:
-    """Parts of a row read at once, as many as registers hold."""
-    return max(1, min(32, 8192 // (power_of_two(group) * width)))
+def _joined(group: int, width: int, warps: int) -> int:
+    """Parts of a row read at once, as many as 64 registers of each thread hold."""
+    return max(1, min(32, 2048 * warps // (power_of_two(group) * width)))
 
 
 def head_width(size: int) -> int:
