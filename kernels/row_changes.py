@@ -1,11 +1,12 @@
 """What single rows of a decode step have of their own besides rank rows: gains and shifts of outputs, and norm weights.
 
 All that such adapters bring (DoRA, trained biases and norms) is elementwise: y = bias + g * (x W^T + delta) + s, and what `late_ranks` made
-of the adapters behind a DoRA is added. The launches here come
-behind those of the other rows (kernels/decode_linear.py) and touch no row but those that have a *profile*: the vectors of one mix at its
-scales. Which rows have which profile is numbers in device memory, so that a captured step serves every mix.
+of the adapters behind a DoRA is added. The launches here come behind those of the other rows (kernels/decode_linear.py) and touch no row but
+those that have a *profile*: the vectors of one mix at its scales. Which rows have which profile is numbers in device memory, so that a
+captured step serves every mix.
 """
-# No `from __future__ import annotations` here: Triton reads the annotations of kernels.
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .decode_linear import Glu, RowSquares
-from .decode_linear_triton import gated
-from .triton_compat import runs_triton, tl, triton
+from .row_changes_triton import begin_kernel, change_kernel, gate_kernel, join_kernel
+from .triton_compat import runs_triton, triton
 
 BLOCK = 1024
 """outputs of a program"""
@@ -66,7 +67,7 @@ def change_rows_(y: Tensor, bias: Tensor | None, at: RowChanges) -> None:
     """
     if runs_triton(y):
         rows, width = y.shape
-        _change_rows[(rows, triton.cdiv(width, BLOCK))](
+        change_kernel[(rows, triton.cdiv(width, BLOCK))](
             y, bias, at.which, at.gains, at.shifts, at.late, y.stride(0), at.gains.stride(0), width, BLOCK)
     else:
         change_rows_reference_(y, bias, at)
@@ -83,7 +84,7 @@ def gate_rows(y: Tensor, bias: Tensor | None, at: RowChanges, glu: Glu, out: Ten
     """
     if runs_triton(y):
         rows, width = out.shape
-        _gate_rows[(rows, triton.cdiv(width, BLOCK))](
+        gate_kernel[(rows, triton.cdiv(width, BLOCK))](
             y, bias, at.which, at.gains, at.shifts, at.late, out, y.stride(0), out.stride(0), at.gains.stride(0), width, glu, BLOCK)
     else:
         gate_rows_reference(y, bias, at, glu, out)
@@ -106,7 +107,7 @@ def begin_rows_(
     """
     if runs_triton(embeddings):
         rows, width = embeddings.shape
-        _begin_rows[(rows,)](
+        begin_kernel[(rows,)](
             which, embedded, embeddings, *_norm(before), *_stream(to), scale, to.eps, **_sizes(width, to), num_warps=_warps(width))
     else:
         begin_rows_reference_(which, embedded, embeddings, scale, before, to)
@@ -133,7 +134,7 @@ def join_rows_(
     """
     if runs_triton(y):
         rows, width = y.shape
-        _join_rows[(rows,)](
+        join_kernel[(rows,)](
             at.which, y, bias, at.gains, at.shifts, at.late, at.gains.stride(0), *_norm(after), *_norm(before), *_stream(to), divisor,
             scale, to.eps, **_sizes(width, to), num_warps=_warps(width))
     else:
@@ -193,121 +194,3 @@ def _sizes(width: int, to: RowStream) -> dict[str, int]:
 
 def _warps(width: int) -> int:
     return min(16, max(1, triton.next_power_of_2(width) // 512))
-
-
-@triton.jit
-def _change(y, bias, gains, shifts, at, late, late_at, n, inside):
-    gain = tl.load(gains + at + n, mask=inside, other=0.0)
-    if bias is not None:
-        base = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
-        y = (y - base) * gain + base
-    else:
-        y *= gain
-    y += tl.load(shifts + at + n, mask=inside, other=0.0)
-    if late is not None:
-        y += tl.load(late + late_at + n, mask=inside, other=0.0)
-    return y
-
-
-@triton.jit
-def _change_rows(y, bias, which, gains, shifts, late, y_row, profile_row, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    profile = tl.load(which + row).to(tl.int64)
-    if profile > 0:
-        n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = n < WIDTH
-        place = y + row.to(tl.int64) * y_row + n
-        value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        value = _change(value, bias, gains, shifts, (profile - 1) * profile_row, late, row.to(tl.int64) * WIDTH, n, inside)
-        tl.store(place, value.to(y.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _gate_rows(
-    y, bias, which, gains, shifts, late, out, y_row, out_row, profile_row, WIDTH: tl.constexpr, GLU: tl.constexpr, BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0)
-    profile = tl.load(which + row).to(tl.int64)
-    if profile > 0:
-        n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        inside = n < WIDTH
-        place, at = y + row.to(tl.int64) * y_row + n, (profile - 1) * profile_row
-        gate = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(place + WIDTH, mask=inside, other=0.0).to(tl.float32)
-        late_at = row.to(tl.int64) * 2 * WIDTH
-        gate = _change(gate, bias, gains, shifts, at, late, late_at, n, inside)
-        up = _change(up, bias, gains, shifts, at, late, late_at, n + WIDTH, inside)
-        tl.store(out + row.to(tl.int64) * out_row + n, gated(gate, up, GLU).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _weight(weight, changes, changes_row, profile, place, inside):
-    value = tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
-    if profile > 0:
-        value += tl.load(changes + (profile - 1) * changes_row + place, mask=inside, other=0.0)
-    return value
-
-
-@triton.jit
-def _ready(
-    value, row, at, place, inside, profile, before, before_changes, before_row, out, parts, parts_row, eps,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
-):
-    x = tl.where(inside, value, 0.0)
-    squares = tl.sum(x * x, 0)
-    if before is not None:
-        if parts is None:
-            x *= tl.rsqrt(squares / WIDTH + eps)
-        x *= _weight(before, before_changes, before_row, profile, place, inside)
-    tl.store(out + at, x.to(out.dtype.element_ty), mask=inside)
-    if parts is not None:
-        part = tl.arange(0, PARTS_BLOCK)
-        tl.store(parts + part * parts_row + row, tl.where(part == 0, squares, 0.0), mask=part < PARTS)
-
-
-@triton.jit
-def _begin_rows(
-    which, embedded, embeddings, before, before_changes, before_row, stream, shared, out, parts, parts_row, scale, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0)
-    profile, own = tl.load(which + row).to(tl.int64), tl.load(embedded + row)
-    if (profile > 0) | (own > 0):
-        place = tl.arange(0, BLOCK)
-        inside = place < WIDTH
-        at = row.to(tl.int64) * WIDTH + place
-        value = tl.load(shared + at, mask=inside, other=0.0)
-        if own > 0:
-            value = (scale * tl.load(embeddings + at, mask=inside, other=0.0).to(tl.float32)).to(shared.dtype.element_ty)
-        if profile > 0:
-            tl.store(stream + at, value, mask=inside)
-            tl.store(shared + at, tl.zeros((BLOCK,), shared.dtype.element_ty), mask=inside)
-        else:
-            tl.store(shared + at, value, mask=inside)
-        _ready(value.to(tl.float32), row, at, place, inside, profile, before, before_changes, before_row, out, parts, parts_row, eps,
-               WIDTH, PARTS, PARTS_BLOCK)
-
-
-@triton.jit
-def _join_rows(
-    which, y, bias, gains, shifts, late, profile_row, after, after_changes, after_row, before, before_changes, before_row,
-    stream, shared, out, parts, parts_row, divisor, scale, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0)
-    profile = tl.load(which + row).to(tl.int64)
-    if profile > 0:
-        place = tl.arange(0, BLOCK)
-        inside = place < WIDTH
-        at = row.to(tl.int64) * WIDTH + place
-        z = tl.load(y + at, mask=inside, other=0.0).to(tl.float32) / divisor
-        z = _change(z, bias, gains, shifts, (profile - 1) * profile_row, late, row.to(tl.int64) * WIDTH, place, inside)
-        if after is not None:
-            z = tl.where(inside, z, 0.0)
-            z *= tl.rsqrt(tl.sum(z * z, 0) / WIDTH + eps) * _weight(after, after_changes, after_row, profile, place, inside)
-        value = tl.load(stream + at, mask=inside, other=0.0).to(tl.float32) + scale * z
-        value = value.to(stream.dtype.element_ty)
-        tl.store(stream + at, value, mask=inside)
-        tl.store(shared + at, tl.zeros((BLOCK,), shared.dtype.element_ty), mask=inside)
-        _ready(value.to(tl.float32), row, at, place, inside, profile, before, before_changes, before_row, out, parts, parts_row, eps,
-               WIDTH, PARTS, PARTS_BLOCK)
