@@ -1,7 +1,7 @@
 """What single rows of a decode step have of their own besides rank rows: gains and shifts of outputs, and norm weights.
 
 All that such adapters bring (DoRA, trained biases and norms) is elementwise: y = bias + g * (x W^T + delta) + s, and what `late_ranks` made
-of the adapters behind a DoRA is added. The launches here come behind those of the other rows (kernels/decode_linear.py) and touch no row but
+of the adapters behind a DoRA is added. The launches here come behind those of the other rows (kernels/decode_linear.py) and touch none but
 those that have a *profile*: the vectors of one mix at its scales. Which rows have which profile is numbers in device memory, so that a
 captured step serves every mix.
 """
