@@ -37,3 +37,31 @@ def stored_runs(span: Span, caches: Tensor, scale: float | None = None) -> Store
         runs.append((keys.unbind(0), values.unbind(0)))
         left -= count * block
     return StoredRuns(runs, scale)
+
+
+FEW_ROWS = 4
+"""up to which a copy for each takes less than to find them all by their cells"""
+
+
+@dataclass(frozen=True, slots=True)
+class KvTargets:
+    """Where the keys and values of a step go, by layer: the cells of each row, [2 * kv_heads, d], or all cells and which of them."""
+
+    rows: Sequence[Sequence[Tensor]]
+    all_cells: Sequence[Tensor]
+    cells: Tensor
+
+    def write_(self, layer: int, kv: Tensor, kv_rows: Sequence[Tensor]) -> None:
+        """kv [2 * kv_heads, rows, d], the keys' heads first; `kv_rows`: its rows."""
+        if not self.rows:
+            self.all_cells[layer].index_copy_(1, self.cells, kv)
+        for row, target in zip(kv_rows, self.rows, strict=False):
+            target[layer].copy_(row)
+
+
+def kv_targets(caches: Tensor, cells: Tensor) -> KvTargets:
+    """`caches` [layers, 2, kv_heads, blocks, block_tokens, d]; `cells` [rows] int64."""
+    layers, _, kv_heads, _, _, d = caches.shape
+    whole = caches.view(layers, 2 * kv_heads, -1, d)
+    few = [whole[:, :, cell].unbind(0) for cell in cells.tolist()] if cells.shape[0] <= FEW_ROWS else []
+    return KvTargets(few, whole.unbind(0), cells)

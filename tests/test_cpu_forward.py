@@ -10,6 +10,7 @@ from gguf import GGMLQuantizationType, quants
 from gguf_file import FACTS
 from torch import Tensor
 
+from lora_bench.engine import measured_base
 from lora_bench.engine.batch import Chunk, step_inputs
 from lora_bench.engine.blocks import BLOCK_TOKENS, BlockTable
 from lora_bench.engine.measured_base import MeasuredBase
@@ -75,7 +76,10 @@ def test_rows_whose_blocks_lie_anywhere(facts: dict[str, object], both: Callable
 
 
 @pytest.mark.parametrize("ranks", [(16,), (3, 16, 40), (1, 64, 64, 64)], ids=str)
-def test_rows_of_different_adapters(ranks: tuple[int, ...], both: Callable[..., tuple[Tensor, Tensor]]) -> None:
+def test_rows_of_different_adapters(
+    ranks: tuple[int, ...], both: Callable[..., tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measured_base, "SCALE", 10.0)
     with torch.inference_mode():
         base = MeasuredBase(decoder_of(), ranks, 1, 64)
         mixes = [(name,) for name in base.names] + [()]
@@ -85,10 +89,10 @@ def test_rows_of_different_adapters(ranks: tuple[int, ...], both: Callable[..., 
                 request.commit(request.pending - 1)
             works = [Work(request, 1) for request in requests]
             own, usual = both(lambda works=works: base._runner._forward(works)[0])
-            assert apart(own, usual) < CLOSE
+            assert apart(own, usual) < 3 * CLOSE
             without = base._runner.decoder.forward(step_inputs([base._runner._chunk(work, False) for work in works], torch.device("cpu")),
                                                    base._caches, None, lambda op: None)
-            assert apart(own[:1], without[:1]) > 5 * apart(own[:1], usual[:1]), "the adapters act"
+            assert apart(own[:1], without[:1]) > 10 * CLOSE, "the adapters act"
             base._end(requests)
 
 

@@ -18,6 +18,7 @@ class StepBuffers:
         by_head = self.qkv.view(count, -1, d)
         self.kv = by_head[:, heads:].transpose(0, 1)
         """[2 * kv_heads, count, d]"""
+        self.kv_rows = self.kv.unbind(1)
         self.q = [row[:heads].view(1, kv_heads, heads // kv_heads, d) for row in by_head]
         self._turned = by_head[:, : heads + kv_heads]
         self._halves = self._turned.chunk(2, -1)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...kernels.cpu_attention import StoredRuns, stored_runs
+from ...kernels.cpu_attention import StoredRuns, kv_targets, stored_runs
 from ...kernels.packed_cpu import CpuWeight
 from ...kernels.weights import Weight, rows
 from ..batch import StepInputs
@@ -49,7 +49,7 @@ class CpuForward:
         torch.mul(rows(self._embedding, inputs.ids), self._scale, out=x)
         cos, sin = self._rope.rows(inputs.rope_rows)[GLOBAL]
         runs = [stored_runs(span, caches, facts.attention_scale or None) for span in inputs.spans]
-        targets = caches.view(facts.layers, 2 * facts.kv_heads, -1, facts.head_dim).unbind(0)
+        targets = kv_targets(caches, inputs.cells)
         added = self._lora.begin(lora, buffers.views) if lora is not None else None
         for index, layer in enumerate(self._layers):
             layer.before_attention.rms.into(x, normed)
@@ -58,7 +58,7 @@ class CpuForward:
             if added is not None:
                 added.add_(index, "qkv_proj", packed, buffers.qkv, lap)
             buffers.turn_(cos, sin)
-            targets[index].index_copy_(1, inputs.cells, buffers.kv)
+            targets.write_(index, buffers.kv, buffers.kv_rows)
             lap("other")
             _attend(runs, index, buffers)
             lap("attention")
