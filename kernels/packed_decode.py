@@ -18,49 +18,49 @@ CLASSES = constant(4)
 
 @triton.jit
 def _inputs(x, k, t, known, x_row, K: tl.constexpr, PADS: tl.constexpr):
-    """x^T [.., k, column] for the inputs k [lanes, GROUP], in the columns that are `known`"""
-    inside = known[None, None, :]
+    """x^T [k, column] for the inputs k, in the columns that are `known`"""
+    inside = known[None, :]
     if PADS:
-        inside = inside & (k < K)[:, :, None]
-    return tl.load(x + t[None, None, :] * x_row + k[:, :, None], mask=inside, other=0.0)
+        inside = inside & (k < K)[:, None]
+    return tl.load(x + t[None, :] * x_row + k[:, None], mask=inside, other=0.0)
 
 
 @triton.jit
 def _scales(words, FIRST: tl.constexpr, KIND: tl.constexpr, G: tl.constexpr, BT: tl.constexpr):
-    """Scales (or minima) of the pieces FIRST .. FIRST + G - 1 in their columns: [lanes, n, G * BT], or [lanes, n, 1] where G is 1."""
+    """Scales (or minima) of the pieces FIRST .. FIRST + G - 1 in their columns: [n, G * BT], or [n, 1] where G is 1."""
     if G == 1:
         if KIND == 0:
-            return half(words[FIRST // 2], FIRST % 2)[:, :, None]
+            return half(words[FIRST // 2], FIRST % 2)[:, None]
         else:
-            return small_number(words[FIRST // 4], FIRST % 4, KIND == 2)[:, :, None]
+            return small_number(words[FIRST // 4], FIRST % 4, KIND == 2)[:, None]
     else:
-        piece = (FIRST % 4 + tl.arange(0, G * BT) // BT)[None, None, :]
+        piece = (FIRST % 4 + tl.arange(0, G * BT) // BT)[None, :]
         if KIND > 0:
-            return small_number(words[FIRST // 4][:, :, None], piece, KIND == 2)
+            return small_number(words[FIRST // 4][:, None], piece, KIND == 2)
         elif G == 2:
-            return half(words[FIRST // 2][:, :, None], piece % 2)
+            return half(words[FIRST // 2][:, None], piece % 2)
         else:
-            return half(tl.where(piece < 2, words[FIRST // 2][:, :, None], words[FIRST // 2 + 1][:, :, None]), piece % 2)
+            return half(tl.where(piece < 2, words[FIRST // 2][:, None], words[FIRST // 2 + 1][:, None]), piece % 2)
 
 
 @triton.jit
 def _group_product(
     x, values, block, t, rows, x_row, WITHIN: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    OFF: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, PADS: tl.constexpr,
+    OFF: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr, PADS: tl.constexpr,
 ):
-    """Products of the pieces FIRST .. FIRST + G - 1, each in its columns, fp32 [lanes, n, G * BT]; and x times OFF the same way."""
+    """Products of the pieces FIRST .. FIRST + G - 1, each in its columns, fp32 [n, G * BT]; and x times OFF the same way."""
     column = tl.arange(0, G * BT)
-    products = tl.zeros((LANES, BN, G * BT), tl.float32)
+    products = tl.zeros((BN, G * BT), tl.float32)
     off = products
     j = tl.arange(0, GROUP)
     if BITS < 8:
-        negative = tl.full((LANES, BN, GROUP), OFF, x.dtype.element_ty)
+        negative = tl.full((BN, GROUP), OFF, x.dtype.element_ty)
         for g in tl.static_range(G):
-            xs = _inputs(x, block[:, None] * 256 + ((FIRST + g) * GROUP + j)[None, :], t, (t < rows) & (column // BT == g), x_row, K, PADS)
+            xs = _inputs(x, block * 256 + (FIRST + g) * GROUP + j, t, (t < rows) & (column // BT == g), x_row, K, PADS)
             off = tl.dot(negative, xs, off)
         products = off
     for g in tl.static_range(G):
-        xs = _inputs(x, block[:, None] * 256 + ((FIRST + g) * GROUP + j)[None, :], t, (t < rows) & (column // BT == g), x_row, K, PADS)
+        xs = _inputs(x, block * 256 + (FIRST + g) * GROUP + j, t, (t < rows) & (column // BT == g), x_row, K, PADS)
         products = tl.dot(values[WITHIN + g], xs, products)
     return products, off
 
@@ -68,10 +68,10 @@ def _group_product(
 @triton.jit
 def _block_product(
     acc, x, addresses, block, own, t, rows, x_row, K: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
-    MINIMA: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr,
+    MINIMA: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr,
     PADS: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
-    """`acc` with the sums over super-block block[l] of W[own[n], k] x[t, k], by classes, [l, n, columns].
+    """`acc` with the sums over super-block `block` of W[own[n], k] x[t, k], by classes, [n, columns].
 
     KIND: 0 scales "half", 1 "six", 2 "eight".
     """
@@ -81,82 +81,69 @@ def _block_product(
     GROUP: tl.constexpr = 16 if KIND == 2 else 32
     PIECES: tl.constexpr = 4 if BITS == 8 else 8
     SUPERS: tl.constexpr = (K + 255) // 256
-    H: tl.constexpr = CLASSES // G
     data, high, scales, minima, supers = addresses
     j = tl.arange(0, GROUP)
-    here = block < (SUPERS if PADS else 1 << 30)
-    tile = ((own // 32) * (SUPERS * 32) + own % 32)[None, :] + block[:, None] * 32
-    known = here[:, None, None]
-    scale, minimum, top = scale_words(
-        scales, minima, supers, block[:, None], own[None, :], here[:, None], PADDED, 2 if KIND == 1 else 4, MINIMA, KIND > 0)
-    sums = ()
-    least = ()
+    tile = (own // 32) * (SUPERS * 32) + block * 32 + own % 32
+    scale, minimum, top = scale_words(scales, minima, supers, block, own, PADDED, 2 if KIND == 1 else 4, MINIMA, KIND > 0)
+    factor = half(top, 0)[:, None] if KIND > 0 else 1.0
+    lower = half(top, 1)[:, None] * (1.0 / BASE) if KIND > 0 else -1.0 / BASE
     for part in tl.static_range(256 // (PIECES * GROUP)):
-        column = (part * GROUP + j)[None, None, :]
-        words = tl.load(data + tile[:, :, None] * WORDS + column, mask=known, other=0)
+        column = (part * GROUP + j)[None, :]
+        words = tl.load(data + tile[:, None] * WORDS + column)
         if BITS == 8:
             values = signed_bytes(words, TYPE, ASSEMBLY)
         elif BITS == 4:
             values = codes(words, words, BITS, TYPE, BASE, ASSEMBLY)
         else:
-            values = codes(words, tl.load(high + tile[:, :, None] * 32 + column, mask=known, other=0), BITS, TYPE, BASE, ASSEMBLY)
+            values = codes(words, tl.load(high + tile[:, None] * 32 + column), BITS, TYPE, BASE, ASSEMBLY)
         for p in tl.static_range(0, PIECES, CLASSES):
-            more = ()
-            lower = ()
-            for h in tl.static_range(H):
-                products, off = _group_product(x, values, block, t, rows, x_row, p + h * G, part * PIECES + p + h * G, K, BITS, GROUP,
-                                               -(BASE + ZERO), BN, BT, G, LANES, PADS)
-                s = _scales(scale, part * PIECES + p + h * G, KIND, G, BT)
-                more = more + (products * s if part + p == 0 else tl.fma(products, s, sums[h]),)
+            following = ()
+            for q in tl.static_range(p, p + CLASSES, G):
+                products, off = _group_product(x, values, block, t, rows, x_row, q, part * PIECES + q, K, BITS, GROUP, -(BASE + ZERO),
+                                               BN, BT, G, PADS)
+                sums = tl.fma(products, _scales(scale, part * PIECES + q, KIND, G, BT) * factor, acc[(q - p) // G])
                 if MINIMA:
-                    s = _scales(minimum, part * PIECES + p + h * G, KIND, G, BT)
-                    lower = lower + (off * s if part + p == 0 else tl.fma(off, s, least[h]),)
-            sums = more
-            least = lower
-    total = ()
-    for h in tl.static_range(H):
-        if KIND == 0:
-            one = acc[h] + sums[h]
-            if MINIMA:
-                one = tl.fma(least[h], tl.full((LANES, BN, G * BT), -1.0 / BASE, tl.float32), one)
-        else:
-            one = tl.fma(sums[h], half(top, 0)[:, :, None], acc[h])
-            if MINIMA:
-                one = tl.fma(least[h], (half(top, 1) * (1.0 / BASE))[:, :, None], one)
-        total = total + (one,)
-    return total
+                    sums = tl.fma(off, _scales(minimum, part * PIECES + q, KIND, G, BT) * lower, sums)
+                following = following + (sums,)
+            acc = following
+    return acc
 
 
 @triton.jit
-def _classes(acc, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr):
-    """[LANES, BN, BT]: the four classes of pieces, added in one order wherever they are."""
-    if G == 4:
-        return tl.sum(tl.sum(tl.reshape(acc[0], (LANES, BN, 2, 2, BT)), 3), 2)
+def _classes(acc, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr):
+    """[BN, BT]: the classes of pieces, added in one order wherever they are."""
+    if CLASSES == 1:
+        return acc[0]
+    elif G == 4:
+        return tl.sum(tl.sum(tl.reshape(acc[0], (BN, 2, 2, BT)), 2), 1)
+    elif G == 2 and CLASSES == 4:
+        return tl.sum(tl.reshape(acc[0], (BN, 2, BT)), 1) + tl.sum(tl.reshape(acc[1], (BN, 2, BT)), 1)
     elif G == 2:
-        return tl.sum(tl.reshape(acc[0], (LANES, BN, 2, BT)), 2) + tl.sum(tl.reshape(acc[1], (LANES, BN, 2, BT)), 2)
-    else:
+        return tl.sum(tl.reshape(acc[0], (BN, 2, BT)), 1)
+    elif CLASSES == 4:
         return (acc[0] + acc[1]) + (acc[2] + acc[3])
+    else:
+        return acc[0] + acc[1]
 
 
 @triton.jit
 def _product(
     x, data, first, t, split, rows, x_row, K: tl.constexpr, PADDED: tl.constexpr, BITS: tl.constexpr, KIND: tl.constexpr,
-    MINIMA: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr, LANES: tl.constexpr, SPLIT: tl.constexpr,
+    MINIMA: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr, SPLIT: tl.constexpr,
     STAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
     """Semantics: y[n, t] = sum over the super-blocks of `split` of W[first + n, k] x[t, k], fp32 [BN, BT] for the BT rows t."""
-    STEPS: tl.constexpr = ((K + 255) // 256 + LANES * SPLIT - 1) // (LANES * SPLIT)
-    PADS: tl.constexpr = K % (256 * LANES * SPLIT) != 0
-    zeros = tl.zeros((LANES, BN, G * BT), tl.float32)
+    SUPERS: tl.constexpr = (K + 255) // 256
+    EACH: tl.constexpr = (SUPERS + SPLIT - 1) // SPLIT
+    zeros = tl.zeros((BN, G * BT), tl.float32)
     acc = (zeros,) * (CLASSES // G)
     addresses = field_addresses(data, PADDED, K, BITS, KIND, MINIMA)
     own = first + tl.arange(0, BN)
-    lane = tl.arange(0, LANES)
     t = tl.min(t) + tl.arange(0, G * BT) % BT
-    for step in tl.range(split * STEPS, (split + 1) * STEPS, num_stages=STAGES):
-        acc = _block_product(acc, x, addresses, step * LANES + lane, own, t, rows, x_row, K, PADDED, BITS, KIND, MINIMA, ZERO, BN, BT, G,
-                             LANES, PADS, ASSEMBLY)
-    return tl.sum(_classes(acc, BN, BT, G, LANES), 0)
+    for block in tl.range(split * EACH, tl.minimum((split + 1) * EACH, SUPERS), num_stages=STAGES):
+        acc = _block_product(acc, x, addresses, block, own, t, rows, x_row, K, PADDED, BITS, KIND, MINIMA, ZERO, BN, BT, G,
+                             K % 256 != 0, ASSEMBLY)
+    return _classes(acc, BN, BT, G)
 
 
 @triton.jit(do_not_specialize=["rows", "parts_row", "weights_row"], do_not_specialize_on_alignment=["counters", "arrivals", "stamp"])
@@ -168,7 +155,7 @@ def packed_kernel(
     BITS1: tl.constexpr, KIND1: tl.constexpr, MINIMA1: tl.constexpr, ZERO1: tl.constexpr,
     BITS2: tl.constexpr, KIND2: tl.constexpr, MINIMA2: tl.constexpr, ZERO2: tl.constexpr,
     E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    G: tl.constexpr, ROW_TILES: tl.constexpr, LANES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr,
+    G: tl.constexpr, ROW_TILES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr,
     PARTS: tl.constexpr, LEVELS: tl.constexpr, PARTS_OUT: tl.constexpr, H_BM: tl.constexpr, H_TILES: tl.constexpr, DEPTH: tl.constexpr,
     STEP: tl.constexpr, PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
@@ -210,14 +197,14 @@ def packed_kernel(
             count = tl.load(pages)
             up = rank_columns(b, pages, count, 0, outputs, inside, b_page, CHUNK)
         if ROWS1 == 0 or first < PADDED0:
-            y = _product(x, data0, first, t, split, rows, x_row, K, PADDED0, BITS0, KIND0, MINIMA0, ZERO0, BN, BT, G, LANES, SPLIT, STAGES,
+            y = _product(x, data0, first, t, split, rows, x_row, K, PADDED0, BITS0, KIND0, MINIMA0, ZERO0, BN, BT, G, SPLIT, STAGES,
                          ASSEMBLY)
         elif ROWS2 == 0 or first < PADDED0 + PADDED1:
-            y = _product(x, data1, first - PADDED0, t, split, rows, x_row, K, PADDED1, BITS1, KIND1, MINIMA1, ZERO1, BN, BT, G, LANES,
+            y = _product(x, data1, first - PADDED0, t, split, rows, x_row, K, PADDED1, BITS1, KIND1, MINIMA1, ZERO1, BN, BT, G,
                          SPLIT, STAGES, ASSEMBLY)
         else:
             y = _product(x, data2, first - PADDED0 - PADDED1, t, split, rows, x_row, K, PADDED2, BITS2, KIND2, MINIMA2, ZERO2, BN, BT, G,
-                         LANES, SPLIT, STAGES, ASSEMBLY)
+                         SPLIT, STAGES, ASSEMBLY)
         last = True
         if SPLIT > 1:
             part = sums + cell * (SPLIT * BN * BT) + tl.arange(0, BN)[:, None] * BT + tl.arange(0, BT)[None, :]

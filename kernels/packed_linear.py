@@ -18,8 +18,8 @@ from .unpack_rows import KINDS
 if TYPE_CHECKING:
     from .decode_linear import Glu, LinearWork, Residual, RowSquares
 
-WARPS = 1024
-"""that share a matrix where it has inputs enough: about eight for each multiprocessor of the GPUs that this is for"""
+PROGRAMS = 512
+"""that a matrix is cut into where it has inputs enough: about four for each multiprocessor of the GPUs that this is for"""
 RANK_PROGRAMS = 64
 """few, for the multiprocessor with the most programs sets the time: beside the programs of a large matrix they fill what those leave"""
 RANK_CHUNK = 64
@@ -34,22 +34,24 @@ class PackedTile:
     """rows of the matrix of a program"""
     rows: int
     """of the step"""
-    lanes: int
-    """super-blocks of one step of its loop: each warp takes its own"""
     split: int
     """programs that share the inputs"""
     stages: int
     """super-blocks that are read ahead"""
+    warps: int
 
 
 def packed_tile(weight: RepackedWeight, rows: int) -> PackedTile:
-    """For a step of `rows` rows: programs of two warps; where the matrix has few rows they split its inputs."""
-    tiles, supers = sum(part.padded for part in weight.parts) // 32, -(-weight.shape[1] // SUPER)
-    lanes = 1
-    while lanes < 8 and tiles * lanes < WARPS and supers > lanes:
-        lanes *= 2
-    least = 2 if INTERPRETED else 1
-    return PackedTile(32, least * (2 if rows <= 2 else 4 if rows <= 4 else 8) if rows <= 8 else 16, lanes, 1, 2)
+    """For a step of `rows` rows; where the matrix has few rows, programs split its inputs."""
+    tiles, supers = sum(part.padded for part in weight.parts) // 64, -(-weight.shape[1] // SUPER)
+    split = 1
+    while split < 8 and tiles * split * 2 <= PROGRAMS and supers >= 6 * split:
+        split *= 2
+    if rows > 8:
+        return PackedTile(32, 16, split, 3, 2)
+    least = next(size for size in (2, 4, 8) if rows <= size) * (2 if INTERPRETED else 1)
+    many = 4 * tiles * split >= 3 * PROGRAMS
+    return PackedTile(64 if many else 32, least, split, 3, 2 if many else 1)
 
 
 def packed_rank_depth(d_in: int) -> int:
@@ -65,7 +67,7 @@ def packed_square_parts(weight: RepackedWeight) -> int:
 def packed_scratch(weight: RepackedWeight, rows: int) -> tuple[int, int]:
     """(arrivals, sums) that a step of up to `rows` rows needs: int32 that are zero when it begins, and fp32."""
     most = [0, 0]
-    for count in {min(rows, 8), rows}:
+    for count in {min(rows, most) for most in (2, 4, 8, rows)}:
         tile = packed_tile(weight, count)
         cells = sum(part.padded for part in weight.parts) // tile.columns * -(-count // tile.rows)
         most = [max(most[0], cells), max(most[1], cells * tile.split * tile.columns * tile.rows)]
@@ -103,9 +105,9 @@ def packed_linear(
         norm.width if norm else 1, norm.eps if norm else 0.0, residual.scale if residual else 1.0,
         K=d_in, **kinds, E0=ends[0], E1=ends[1], E2=ends[2], SLICES=pool.slices if pool else 1, GLU=glu, BN=tile.columns, BT=tile.rows,
         G=max(1, min(4, (16 if INTERPRETED else 8) // tile.rows)),
-        ROW_TILES=cuts, LANES=tile.lanes, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
+        ROW_TILES=cuts, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
         LEVELS=(norm.parts.shape[0] - 1).bit_length() if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
-        H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in), STEP=max(128, 32 * tile.lanes), PROGRAMS=programs, CHUNK=RANK_CHUNK,
+        H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in), STEP=max(128, 64 * tile.warps), PROGRAMS=programs, CHUNK=RANK_CHUNK,
         MAX_PAGES=MAX_PAGES,
-        ASSEMBLY=not INTERPRETED, num_warps=tile.lanes, enable_fp_fusion=False,  # as in decode_linear
+        ASSEMBLY=not INTERPRETED, num_warps=tile.warps, enable_fp_fusion=False,  # as in decode_linear
     )

@@ -136,20 +136,16 @@ def field_addresses(data, PADDED: tl.constexpr, K: tl.constexpr, BITS: tl.conste
 
 
 @triton.jit
-def scale_words(
-    scales, minima, supers, block, n, known, PADDED: tl.constexpr, SCALES: tl.constexpr, MINIMA: tl.constexpr, SUPERS: tl.constexpr,
-):
-    """The words of the scales of super-blocks `block` of the rows n: (scales, minima, scales of the super-block), 0 where not `known`."""
+def scale_words(scales, minima, supers, block, n, PADDED: tl.constexpr, SCALES: tl.constexpr, MINIMA: tl.constexpr, SUPERS: tl.constexpr):
+    """The words of the scales of super-block `block` of the rows n: (scales, minima, scales of the super-block)."""
     at = block * (SCALES * PADDED) + n
-    top = tl.load(supers + block * PADDED + n, mask=known, other=0) if SUPERS else 0
-    first = _plane(scales + at, known, PADDED, SCALES)
-    return first, _plane(minima + at, known, PADDED, SCALES) if MINIMA else (), top
+    top = tl.load(supers + block * PADDED + n) if SUPERS else 0
+    return _plane(scales + at, PADDED, SCALES), _plane(minima + at, PADDED, SCALES) if MINIMA else (), top
 
 
 @triton.jit
-def _plane(at, known, PADDED: tl.constexpr, COUNT: tl.constexpr):
+def _plane(at, PADDED: tl.constexpr, COUNT: tl.constexpr):
     if COUNT == 2:
-        return tl.load(at, mask=known, other=0), tl.load(at + PADDED, mask=known, other=0)
+        return tl.load(at), tl.load(at + PADDED)
     else:
-        return (tl.load(at, mask=known, other=0), tl.load(at + PADDED, mask=known, other=0),
-                tl.load(at + 2 * PADDED, mask=known, other=0), tl.load(at + 3 * PADDED, mask=known, other=0))
+        return tl.load(at), tl.load(at + PADDED), tl.load(at + 2 * PADDED), tl.load(at + 3 * PADDED)

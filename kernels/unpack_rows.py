@@ -40,7 +40,7 @@ def _unpack_rows(
     tile = (row // 32) * ((K + 255) // 256 * 32) + block * 32 + row % 32
     into = out + place.to(tl.int64)[:, None] * out_row
     j = tl.arange(0, GROUP)
-    scale, minimum, top = scale_words(scales, minima, supers, block, row, here, PADDED, SCALES, MINIMA, KIND > 0)
+    scale, minimum, top = scale_words(scales, minima, supers, block, row, PADDED, SCALES, MINIMA, KIND > 0)
     for part in tl.static_range(256 // (PIECES * GROUP)):
         at = data + tile[:, None] * WORDS + (part * GROUP + j)[None, :]
         if BITS == 8:
