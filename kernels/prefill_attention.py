@@ -20,8 +20,8 @@ from .spans import Scores, Span
 from .triton_compat import runs_triton
 from .uploads import uploaded
 
-FILLED = 132
-"""programs that a request is parted into at least, where it has tokens enough"""
+FILLED = 264
+"""programs that a request is parted into, where it has tokens enough: two run on a multiprocessor"""
 LEAST_TOKENS = 256
 """of a stretch"""
 MANY = 528
@@ -154,8 +154,6 @@ def _shapes(size: int, group: int, dtype: torch.dtype) -> tuple[Shape, Shape]:
     """For few programs, and for MANY."""
     if dtype == torch.float32:
         few = many = Shape(64, 32, 8, 1) if size <= 64 else Shape(32, 32, 8, 1) if size <= 128 else Shape(32, 16, 8, 1)
-    elif size <= 64:
-        few = many = Shape(64, 128, 4, 3)
     elif size <= 128:
         few, many = Shape(64, 64, 4, 3), Shape(128, 64, 8, 3, registers=128)
     else:
