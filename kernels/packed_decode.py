@@ -8,7 +8,7 @@ made of rank rows beside them (rank_programs.py).
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from .decode_linear_triton import gated
-from .rank_programs import rank_columns, rank_ready, rank_tasks, row_sums
+from .rank_programs import rank_ready, rank_tasks, row_sums
 from .triton_compat import tl, triton
 from .unpack_codes import codes, constant, field_addresses, half, scale_words, signed_bytes, small_number
 
@@ -195,7 +195,7 @@ def packed_kernel(
             squares = tl.load(parts + each[None, :] * parts_row + t[:, None], mask=(t < rows)[:, None] & (each < PARTS)[None, :], other=0.0)
         if RANK:
             count = tl.load(pages)
-            up = rank_columns(b, pages, count, 0, outputs, inside, b_page, CHUNK)
+            page = tl.load(pages + 1 + tl.arange(0, CHUNK) // 16)
         if ROWS1 == 0 or first < PADDED0:
             y = _product(x, data0, first, t, split, rows, x_row, K, PADDED0, BITS0, KIND0, MINIMA0, ZERO0, BN, BT, G, SPLIT, STAGES,
                          ASSEMBLY)
@@ -218,6 +218,7 @@ def packed_kernel(
         if last:
             if RANK:
                 if count > 0:
+                    up = _columns(b, page, count, 0, outputs, inside, b_page, CHUNK)
                     rank_ready(counters, SLICES * H_TILES * count)
                     y += _rank_share(up, h, b, pages, count, outputs, inside, tl.min(t), rows, b_page,
                                      E0, E1, SLICES, H_BM * H_TILES, BN, BT, G, CHUNK, MAX_PAGES)
@@ -237,6 +238,15 @@ def packed_kernel(
 
 
 @triton.jit
+def _columns(b, page, count, k, n, inside, b_page, CHUNK: tl.constexpr):
+    """B^T [CHUNK, BN] of the rank rows from k on, whose pages are `page`, at outputs n; b [pages, .., d_out, 16]."""
+    r = k + tl.arange(0, CHUNK)
+    acts = r // 16 < count
+    first = tl.max_contiguous(tl.multiple_of(tl.where(acts, page, 0).to(tl.int64) * b_page + r % 16, 16), 16)
+    return tl.load(b + first[:, None] + n[None, :] * 16, mask=acts[:, None] & inside[None, :], other=0.0)
+
+
+@triton.jit
 def _rank_share(
     up, h, b, pages, count, outputs, inside, first, rows, b_page, E0: tl.constexpr, E1: tl.constexpr, SLICES: tl.constexpr,
     H_ROWS: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
@@ -249,7 +259,8 @@ def _rank_share(
     share = tl.zeros((BN, G * BT), tl.float32)
     for k in range(0, count * 16, CHUNK):
         if k > 0:
-            up = rank_columns(b, pages, count, k, outputs, inside, b_page, CHUNK)
+            page = tl.load(pages + 1 + (k + tl.arange(0, CHUNK)) // 16)
+            up = _columns(b, page, count, k, outputs, inside, b_page, CHUNK)
         r = k + tl.arange(0, CHUNK)
         acts = (r // 16 < count)[:, None] & known[None, :]
         before = share

@@ -22,8 +22,10 @@ PROGRAMS = 512
 """that a matrix is cut into where it has inputs enough: about four for each multiprocessor of the GPUs that this is for"""
 RANK_PROGRAMS = 64
 """few, for the multiprocessor with the most programs sets the time: beside the programs of a large matrix they fill what those leave"""
+RANK_STEP = 64
+"""inputs of one step of a rank task: it takes no more shared memory than the base product does"""
 RANK_CHUNK = 64
-"""rank rows whose columns are read before the product, and of one step behind it"""
+"""rank rows of one step behind the product; all pages that may act are a multiple of it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def packed_tile(weight: RepackedWeight, rows: int) -> PackedTile:
 
 def packed_rank_depth(d_in: int) -> int:
     """Inputs of a rank task."""
-    return min(1024, -(-d_in // 256) * 256)
+    return min(512, -(-d_in // RANK_STEP) * RANK_STEP)
 
 
 def packed_square_parts(weight: RepackedWeight) -> int:
@@ -107,7 +109,7 @@ def packed_linear(
         G=max(1, min(4, (16 if INTERPRETED else 8) // tile.rows)),
         ROW_TILES=cuts, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
         LEVELS=(norm.parts.shape[0] - 1).bit_length() if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
-        H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in), STEP=max(128, 64 * tile.warps), PROGRAMS=programs, CHUNK=RANK_CHUNK,
+        H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in), STEP=RANK_STEP, PROGRAMS=programs, CHUNK=RANK_CHUNK,
         MAX_PAGES=MAX_PAGES,
         ASSEMBLY=not INTERPRETED, num_warps=tile.warps, enable_fp_fusion=False,  # as in decode_linear
     )
