@@ -151,7 +151,7 @@ def test_logits_are_those_of_the_plain_forward(
 def test_rows_do_not_see_what_others_have_of_their_own(
     kind: str, dtype: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endless: None, seed: int,
 ) -> None:
-    """Bit for bit, whether they have adapters of their own or none."""
+    """Bit for bit, whether they have adapters of their own or none; always beside one that is of low rank."""
     base, folder = _prepare(kind, tmp_path)
     bench, draw = _Own(base, monkeypatch, folder, device=device, dtype=dtype), random.Random(seed)
     there = {path.name for path in folder.iterdir()}
@@ -163,7 +163,9 @@ def test_rows_do_not_see_what_others_have_of_their_own(
             bench.drawn.clear()
             bench.submit(1, prompt, mix, max_tokens=12)
             bench.run(2)
-            for other in range(2, 6 if company else 2):
+            bench.submit(2, TokenIds(random_ids(5, seed + 31)), _mix(("plain",), lambda: 0.7), max_tokens=20)
+            bench.run(1)
+            for other in range(3, 7 if company else 3):
                 bench.submit(other, TokenIds(random_ids(draw.randint(2, 9), seed + 31 * other)), draw.choice(mixes), max_tokens=9)
                 bench.run(1)
             bench.run()
