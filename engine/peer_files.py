@@ -19,6 +19,8 @@ WANTED = {
     "sglang": ("sglang/kernels/ops/lora/common/", "sglang/srt/lora/dense/", "sglang/srt/lora/utils.py", "sglang/srt/lora/workspace.py"),
 }
 """package -> what of it is imported as it is; for all else that these import there are stand-ins"""
+MOST_BYTES = 64 << 20
+"""that all of it takes unpacked: many times what it is"""
 
 
 class PeerError(Exception):
@@ -40,8 +42,15 @@ def installed() -> list[PeerFiles]:
         spec = importlib.util.find_spec(package)
         if spec is not None and spec.submodule_search_locations:
             folder = Path(next(iter(spec.submodule_search_locations))).parent
-            found.append(PeerFiles(package, importlib.metadata.version(package), folder))
+            found.append(PeerFiles(package, _version(package), folder))
     return found
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # a folder alone
+        return ""
 
 
 def unpacked(wheel: Path, into: Path) -> PeerFiles:
@@ -52,13 +61,22 @@ def unpacked(wheel: Path, into: Path) -> PeerFiles:
     folder = into / package
     try:
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.startswith(WANTED[package]) and name.endswith((".py", ".json"))]
-            archive.extractall(folder, names)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise PeerError(f"{wheel}: it cannot be unpacked: {error}") from error
-    if not names:
+            wanted = [info for info in archive.infolist() if _is_wanted(package, info.filename)]
+            total = sum(info.file_size for info in wanted)
+            if total > MOST_BYTES:
+                raise PeerError(f"{wheel}: its LoRA ops would take {total:,} bytes, at most {MOST_BYTES:,} are expected; get it again")
+            archive.extractall(folder, wanted)
+    except PeerError:
+        raise
+    except Exception as error:  # zipfile raises what its decompressors raise
+        raise PeerError(f"{wheel}: it cannot be unpacked: {error}; if it is damaged, get it again") from error
+    if not wanted:
         raise PeerError(f"{wheel}: it has no LoRA ops where they are known to lie: {WANTED[package][0]}")
     return PeerFiles(package, rest.partition("-")[0], folder)
+
+
+def _is_wanted(package: str, name: str) -> bool:
+    return name.startswith(WANTED[package]) and name.endswith((".py", ".json")) and ".." not in name.split("/")
 
 
 class PeerImports(MetaPathFinder):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lora_bench.engine import bench_peers
+from lora_bench.engine import bench_peers, peer_files
 from lora_bench.engine.bench_kernels import run_kernels
 from lora_bench.engine.bench_peers import Peers, peer_run
 from lora_bench.engine.peer_cell import PeerCell
@@ -164,6 +164,26 @@ def test_why_a_wheel_cannot_be_had_is_a_sentence(tmp_path: Path) -> None:
         Vllm(PeerFiles("vllm", "9.2", tmp_path))
 
 
+def test_damaged_and_swollen_wheels_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, name = tmp_path / "vllm-1-any.whl", f"{OPS}/a.py"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, "x = 1\n" * 1000)
+        archive.writestr(f"{OPS}/../../../../../outside.py", "")
+    whole = path.read_bytes()
+    folder = unpacked(path, tmp_path / "sound").folder
+    assert [file.name for file in folder.rglob("*.py")] == ["a.py"] and not list(tmp_path.rglob("outside.py"))
+    first, listed = len(name) + 30, whole.index(b"PK\x01\x02")
+    for at, byte in ((first, 0xff), (listed + 10, 99), (listed + 8, 1)):  # the deflated bytes, the method, the flag of what is encrypted
+        path.write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
+        with pytest.raises(PeerError, match="cannot be unpacked"):
+            unpacked(path, tmp_path / str(at))
+    path.write_bytes(whole)
+    monkeypatch.setattr(peer_files, "MOST_BYTES", 5999)
+    with pytest.raises(PeerError, match="would take 6,000 bytes, at most 5,999 are expected"):
+        unpacked(path, tmp_path / "swollen")
+    assert not (tmp_path / "swollen").exists()
+
+
 def test_what_a_peer_lacks_is_named(tmp_path: Path) -> None:
     files = SGLANG | {f"{LORA}/dense/plan.py": "import a_package_that_nobody_has"}
     with pytest.raises(PeerError, match="it needs a_package_that_nobody_has, which is not there"):
@@ -181,6 +201,8 @@ def test_an_installed_package_is_found_and_not_imported(tmp_path: Path, monkeypa
     (files,) = (found for found in installed() if found.package == "vllm")
     assert files.version == "4.5" and "vllm" not in sys.modules
     peer_run(Vllm(files), _cell((24,), (4,), 2))()
+    (tmp_path / "sglang").mkdir()
+    assert [found.version for found in installed() if found.package == "sglang"] == [""]
 
 
 SHAPE = "layers=1,hidden=32,heads=4,kv_heads=2,head_dim=8,intermediate=48,vocab=64"
@@ -217,3 +239,6 @@ def test_what_is_no_wheel_of_theirs_is_wrong_usage(tmp_path: Path, capfd: pytest
         assert main(["bench", "kernels", "--device", "cpu", "--peer-wheel", str(path)]) == 2
         out, err = capfd.readouterr()
         assert out == "" and "give the file of a wheel of vllm or sglang" in err
+    wheels = [_wheel(tmp_path, "vllm", VLLM, version) for version in ("9.1", "9.2")]
+    assert main(["bench", "kernels", "--device", "cpu", *(word for wheel in wheels for word in ("--peer-wheel", str(wheel)))]) == 2
+    assert "give one wheel of a package" in capfd.readouterr().err

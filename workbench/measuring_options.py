@@ -126,6 +126,8 @@ def kernels(
     for wheel in peer_wheel:
         if not wheel.is_file() or wheel.suffix != ".whl" or not wheel.name.startswith(PEERS):
             raise UsageError(f"--peer-wheel {wheel}: give the file of a wheel of vllm or sglang, named as it was downloaded")
+        if sum(other.name.partition("-")[0] == wheel.name.partition("-")[0] for other in peer_wheel) > 1:
+            raise UsageError(f"--peer-wheel {wheel}: give one wheel of a package; several cannot be imported at once")
     return report({"shape": shape, "device": device, "dtype": dtype, "rows": rows, "context": context, "tokens": tokens,
                    "ranks": numbers, "peer_wheels": [str(wheel) for wheel in peer_wheel]}, json)
 
