@@ -9,7 +9,7 @@ from .decode_linear import RowSquares
 from .rank_pages import MAX_PAGES, RankRows, rank_delta
 from .triton_compat import runs_triton, tl, triton
 
-BLOCK, DEPTH = 256, 256
+BLOCK, DEPTH = 256, 1024
 """outputs of a program, and inputs of one step of it"""
 
 
@@ -31,7 +31,7 @@ def late_ranks(x: Tensor, rank: RankRows, norm: RowSquares | None, which: Tensor
         x, norm and norm.parts, which, a, b, rank.pages, rank.weights, out, x.stride(0), norm.parts.stride(0) if norm else 0,
         rank.weights.stride(0), a.stride(0), b.stride(0), norm.width if norm else 1, norm.eps if norm else 0.0, D_IN=d_in, E0=ends[0],
         E1=ends[1], E2=ends[2], PARTS=parts, PARTS_BLOCK=triton.next_power_of_2(max(parts, 1)), BLOCK=BLOCK, DEPTH=DEPTH,
-        MAX_PAGES=MAX_PAGES)
+        MAX_PAGES=MAX_PAGES, num_warps=8)
 
 
 def late_ranks_reference(x: Tensor, rank: RankRows, norm: RowSquares | None, which: Tensor, out: Tensor) -> None:
