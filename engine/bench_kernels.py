@@ -49,6 +49,8 @@ def run_kernels(
     from .random_base import shape_facts
     use_cores()
     on = pick_device(device)
+    if dtype == "packed":
+        raise ValueError("dtype packed: ops are measured on plain numbers; choose auto, fp32, bf16 or fp16")
     kind = AUTO_DTYPE[on.type] if dtype == "auto" else dtype
     name = shape or SHAPE[on.type]
     at = Setting(shape_facts(name), on, DTYPES[kind], rows, context, tokens, tuple(ranks))

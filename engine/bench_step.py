@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,8 @@ def run_step(
     facts = decoder.facts
     return {
         "measures": "step", "machine": machine(on),
-        "base": what | {"device": str(on), "dtype": DTYPE_NAMES[decoder.dtype], "layers": facts.layers, "hidden": facts.hidden,
+        "base": what | {"device": str(on), "dtype": "packed" if decoder.multiplies_packed else DTYPE_NAMES[decoder.dtype],
+                        "layers": facts.layers, "hidden": facts.hidden,
                         "heads": facts.heads, "kv_heads": facts.kv_heads, "head_dim": facts.head_dim, "intermediate": facts.intermediate,
                         "vocab": facts.vocab, "weight_bytes": decoder.nbytes},
         "adapters": {"count": adapters, "ranks": all_ranks, "linears": "all linears of all layers"},
@@ -108,6 +109,7 @@ def _base(
     model: str | None, shape: str | None, packed: str, device: str, dtype: str, tokens: int, progress: Callable[[str], None],
 ) -> tuple[Decoder, dict[str, Any]]:
     """A base that takes requests of so many tokens, and what it is."""
+    from ..kernels.packed import PackedWeight
     from .base_file import open_base
     from .config import AUTO_DTYPE, DTYPES, make_config, pick_device
     from .models.decoder import Decoder
@@ -122,13 +124,18 @@ def _base(
         weights = load_weights(file, config.device, config.dtype, lambda item, done, total: None, lambda: False, config.packed,
                                config.rounded)
         return Decoder(file.facts, weights, tokens), {
-            "name": file.name, "weights": "packed" if config.packed else "dense", "dtype": config.dtype_name}
+            "name": file.name, "weights": "packed" if config.packed else "dense"}
     facts, on = shape_facts(shape), pick_device(device)
     _check_length(tokens, facts, f"shape {shape}")
-    kind = DTYPES[AUTO_DTYPE[on.type] if dtype == "auto" else dtype]
+    kind = DTYPES[AUTO_DTYPE[on.type] if dtype in ("auto", "packed") else dtype]
+    if dtype == "packed" and not packed:
+        raise ValueError(f"shape {shape}: dtype packed was asked for without a type; give --packed TYPE too, or another dtype")
     check_room(facts, on, kind, packed)
     progress(f"making random weights of shape {shape}")
-    return Decoder(facts, random_weights(facts, on, kind, packed), tokens), {"name": shape, "weights": f"random {packed}".strip()}
+    weights = random_weights(facts, on, kind, packed)
+    if packed and on.type == "cpu" and dtype in ("auto", "packed"):
+        weights = {name: replace(weight, rounded=True) if isinstance(weight, PackedWeight) else weight for name, weight in weights.items()}
+    return Decoder(facts, weights, tokens), {"name": shape, "weights": f"random {packed}".strip()}
 
 
 def _check_length(tokens: int, facts: ModelFacts, what: str) -> None:

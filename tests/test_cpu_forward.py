@@ -79,7 +79,7 @@ def test_rows_whose_blocks_lie_anywhere(facts: dict[str, object], both: Callable
 def test_rows_of_different_adapters(
     ranks: tuple[int, ...], both: Callable[..., tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(measured_base, "SCALE", 10.0)
+    monkeypatch.setattr(measured_base, "SCALE", 5.0)
     with torch.inference_mode():
         base = MeasuredBase(decoder_of(), ranks, 1, 64)
         mixes = [(name,) for name in base.names] + [()]
@@ -89,10 +89,10 @@ def test_rows_of_different_adapters(
                 request.commit(request.pending - 1)
             works = [Work(request, 1) for request in requests]
             own, usual = both(lambda works=works: base._runner._forward(works)[0])
-            assert apart(own, usual) < 3 * CLOSE
+            assert apart(own, usual) < 2 * CLOSE
             without = base._runner.decoder.forward(step_inputs([base._runner._chunk(work, False) for work in works], torch.device("cpu")),
                                                    base._caches, None, lambda op: None)
-            assert apart(own[:1], without[:1]) > 10 * CLOSE, "the adapters act"
+            assert apart(own[:1], without[:1]) > 4 * CLOSE, "the adapters act"
             base._end(requests)
 
 
