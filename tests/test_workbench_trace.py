@@ -92,6 +92,11 @@ async def test_without_a_model_or_an_engine_the_key_says_so() -> None:
     async with running(app) as pilot:
         await _to_the_engine(pilot)
         await _trace(pilot)
+        assert "the model is not there yet: t traces a step of it once it is loaded" in screen_text(app)
+        app.engine.emit(p.ModelFailed("it was cancelled", cancelled=True))
+        await settled(pilot)
+        await pilot.press("escape")
+        await settled(pilot)
         assert "no model is loaded: a trace is made of a step of one" in screen_text(app)
         app.engine._do_LoadModel(p.LoadModel())
         await settled(pilot)

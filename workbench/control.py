@@ -179,7 +179,11 @@ class Control:
         """Why no step can be traced now, "" where one can."""
         if self.state.engine == "gone":
             return "the engine is gone: Ctrl+E starts it again"
-        return "" if self.state.model else "no model is loaded: a trace is made of a step of one; Ctrl+O opens one"
+        if self.state.model:
+            return ""
+        if self.state.engine in ("starting", "loading"):
+            return "the model is not there yet: t traces a step of it once it is loaded"
+        return "no model is loaded: a trace is made of a step of one; Ctrl+O opens one"
 
     def prompt_prefix(self, name: str) -> str:
         """What the adapter's file says it expects before a prompt; it is offered, never applied unasked."""
