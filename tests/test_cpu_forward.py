@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from lora_bench.engine.batch import Chunk, step_inputs
 from lora_bench.engine.blocks import BLOCK_TOKENS, BlockTable
 from lora_bench.engine.measured_base import MeasuredBase
 from lora_bench.engine.models.cpu_forward import MOST_ROWS, CpuForward, cpu_obstacle
+from lora_bench.engine.models.cpu_lora import CpuLora
 from lora_bench.engine.models.decoder import Decoder
 from lora_bench.engine.random_base import random_weights
 from lora_bench.engine.scheduler import Work
+from lora_bench.kernels.lora import ExpandSlice, LoraLinear, LoraStep
 from lora_bench.kernels.packed import PackedRows, PackedWeight
 from lora_bench.kernels.packed_cpu import multiplies_packed
 
@@ -94,6 +97,19 @@ def test_rows_of_different_adapters(
                                                    base._caches, None, lambda op: None)
             assert apart(own[:1], without[:1]) > 4 * CLOSE, "the adapters act"
             base._end(requests)
+
+
+@pytest.mark.parametrize("largest", [1.0, 300.0])
+def test_one_large_number_in_a_row_of_a_does_not_hide_the_others(largest: float) -> None:
+    a, b, x = torch.randn(6, 512), torch.randn(32, 6), torch.randn(3, 512).bfloat16()
+    a[2, 7] = largest
+    x[:, 7] = 0
+    linear = LoraLinear(a, (ExpandSlice(0, 6, 0, 32, b.t().contiguous()),), 0)
+    routing, step = SimpleNamespace(layers=({"o_proj": linear}, {})), LoraStep(torch.full((3, 1), 2.0), ())
+    lora = SimpleNamespace(routing=routing, body=SimpleNamespace(step=step))
+    y = torch.zeros(3, 32)
+    CpuLora().begin(lora, {}).add_(0, "o_proj", x, y, lambda op: None)
+    assert apart(y, 2 * x.float() @ a.t() @ b.t()) < CLOSE
 
 
 def test_a_number_that_is_not_finite_is_not_hidden() -> None:
