@@ -69,7 +69,7 @@ def packed_square_parts(weight: RepackedWeight) -> int:
 def packed_scratch(weight: RepackedWeight, rows: int) -> tuple[int, int]:
     """(arrivals, sums) that a step of up to `rows` rows needs: int32 that are zero when it begins, and fp32."""
     most = [0, 0]
-    for count in {min(rows, most) for most in (2, 4, 8, rows)}:
+    for count in {min(rows, step) for step in (2, 4, 8, rows)}:
         tile = packed_tile(weight, count)
         cells = sum(part.padded for part in weight.parts) // tile.columns * -(-count // tile.rows)
         most = [max(most[0], cells), max(most[1], cells * tile.split * tile.columns * tile.rows)]
