@@ -9,7 +9,7 @@ from torch import Tensor
 from .decode_attention_triton import decode_attention_kernel
 from .rope import rope_
 from .stamps import Stamp
-from .triton_compat import begins_early, runs_triton
+from .triton_compat import runs_triton
 
 WIDEST = 256
 """numbers of a head that the kernels take"""
@@ -88,8 +88,7 @@ def decode_attention(
 ) -> None:
     """As `decode_attention_reference`, by one kernel where Triton runs and `kernels_take` the cache.
 
-    `work` was made for at least so many rows of such heads. `stamp`: where the kernel's beginning is put down, on a GPU. On one that can
-    launch early, what `rows` holds is read while the launch before still runs: that must not be what writes it.
+    `work` was made for at least so many rows of such heads. `stamp`: where the kernel's beginning is put down, on a GPU.
     """
     if runs_triton(qkv) and kernels_take(cache):
         _launch(qkv, cache, out, rows, heads, work, stamp)
@@ -103,15 +102,13 @@ def _launch(
     group, width = heads.heads // heads.kv_heads, head_width(heads.size)
     tile, least, warps, stages = _shape(width, qkv.dtype)
     times, index = stamp if stamp is not None else (None, 0)
-    early = begins_early()
     decode_attention_kernel[(qkv.shape[0], heads.kv_heads, _programs(qkv.shape[0] * heads.kv_heads, work.splits, warps))](
         qkv, cache, out, rows.positions, rows.rope_rows, rows.tables, heads.cos, heads.sin, heads.q_norm, heads.k_norm, work.parts,
         work.sums, work.arrived, times, index, cache.shape[2], rows.tables.shape[1], heads.window, heads.scale, heads.softcap, heads.eps,
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, SIZE=heads.size, WIDTH=width, BLOCK=cache.shape[3],
         ROTARY=0 if heads.cos is None else heads.cos.shape[1], SOFTCAP=heads.softcap != 0,
         WINDOWED=heads.window != 0, STAMPED=stamp is not None, QUERIES=max(16, power_of_two(group)), GROUP_ROWS=power_of_two(group),
-        SPLITS=work.splits, LEAST=least, TILE=tile, STAGES=stages, JOINED=_joined(group, width, warps), EARLY=early,
-        num_warps=warps, **({"launch_pdl": True} if early else {}))
+        SPLITS=work.splits, LEAST=least, TILE=tile, STAGES=stages, JOINED=_joined(group, width, warps), num_warps=warps)
 
 
 def _programs(rows: int, splits: int, warps: int) -> int:

@@ -4,9 +4,6 @@ A program takes stretches of one row's tokens for all query heads that share key
 there are, and so what is added to what, follows from the row's own position and the model: its bits do not depend on the other rows, on
 the longest request, on how many programs share the stretches, nor on where blocks lie. The program that ends last joins the parts, first
 to last.
-
-With `EARLY` its programs come while the launch before, which makes `qkv`, still ends: where a row stands and where its tokens lie is looked
-up before they wait for that, and the next launch may come when all tokens are read.
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from .triton_compat import tl, triton
@@ -46,13 +43,16 @@ def decode_attention_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROTARY: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, STAMPED: tl.constexpr,
     QUERIES: tl.constexpr, GROUP_ROWS: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
-    JOINED: tl.constexpr, EARLY: tl.constexpr,
+    JOINED: tl.constexpr,
 ):
     """QUERIES: rows of the products; GROUP_ROWS: the query heads of a key's head, as a power of two; SPLITS: most stretches of a row;
     LEAST: fewest tokens of one; TILE: tokens read at once; JOINED: parts read at once. Programs take neighbouring stretches."""
     t = tl.program_id(0)
     h = tl.program_id(1)
     z = tl.program_id(2)
+    if STAMPED:
+        if t + h + z == 0:
+            tl.store(stamps + stamp_index, tl.extra.cuda.globaltimer())
     GROUP: tl.constexpr = HEADS // KV_HEADS
     LOG2_E: tl.constexpr = 1.4426950408889634
     dtype = qkv.dtype.element_ty
@@ -68,30 +68,23 @@ def decode_attention_kernel(
     stretch = tl.maximum(LEAST, tl.cdiv(tl.cdiv(position - base, SPLITS), TILE) * TILE)
     splits = tl.maximum(1, tl.cdiv(position - base, stretch))
     programs = tl.minimum(splits, tl.num_programs(2))
-    split = z * splits // programs
-    behind = (z + 1) * splits // programs
-    begin = base + split * stretch
-    end = tl.minimum(position, base + behind * stretch)
-    acts = (position >= 0) & (z < programs)
-    table = tables + t * table_width
-    at = begin + tl.arange(0, TILE)
-    block = tl.load(table + at // BLOCK, mask=at < end, other=0)  # a tile ahead, lest reading waits for where to read
-    here = tl.load(table + tl.maximum(position, 0) // BLOCK).to(tl.int64)
-    if EARLY:
-        if acts | (z == 0):
-            tl.extra.cuda.gdc_wait()
-    if STAMPED:
-        if t + h + z == 0:
-            tl.store(stamps + stamp_index, tl.extra.cuda.globaltimer())
-    if acts:
+    if (position >= 0) & (z < programs):
+        split = z * splits // programs
+        behind = (z + 1) * splits // programs
         mine = behind - split
+        begin = base + split * stretch
+        end = tl.minimum(position, base + behind * stretch)
         g = tl.arange(0, QUERIES)
         d = tl.arange(0, WIDTH)
         inside = d < SIZE
         heads = (g < GROUP)[:, None]
         row = qkv + t.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * SIZE)
+        table = tables + t * table_width
         keys = cache + h.to(tl.int64) * blocks * (BLOCK * SIZE)
         values = keys + KV_HEADS * blocks.to(tl.int64) * (BLOCK * SIZE)
+        at = begin + tl.arange(0, TILE)
+        block = tl.load(table + at // BLOCK, mask=at < end, other=0)  # a tile ahead, lest reading waits for where to read
+        here = tl.load(table + position // BLOCK).to(tl.int64)
         v_new = tl.load(row + (HEADS + KV_HEADS + h) * SIZE + d, mask=inside, other=0.0)[None, :]
         k_new = _turned(row + (HEADS + h + tl.zeros((1, 1), tl.int32)) * SIZE, True, cos, sin, k_norm, eps, SIZE, WIDTH, ROTARY)
         q = _turned(row + (h * GROUP + g)[:, None] * SIZE, heads, cos, sin, q_norm, eps, SIZE, WIDTH, ROTARY)
@@ -140,8 +133,6 @@ def decode_attention_kernel(
                 most = tl.full((QUERIES,), float("-inf"), tl.float32)
                 total = tl.zeros((QUERIES,), tl.float32)
                 acc = tl.zeros((QUERIES, WIDTH), tl.float32)
-        if EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
         if splits == 1:
             tl.store(written + g[:, None] * SIZE + d[None, :], (acc / total[:, None]).to(dtype), mask=heads & inside[None, :])
         else:

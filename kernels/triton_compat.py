@@ -2,10 +2,8 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 try:
@@ -32,9 +30,3 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 def runs_triton(x: Tensor) -> bool:
     """Whether kernels can take tensors like `x`."""
     return HAS_TRITON and (x.is_cuda or INTERPRETED)
-
-
-@cache
-def begins_early() -> bool:
-    """Whether a kernel's programs may come while the launch before it still ends, and wait for that themselves (Hopper and later)."""
-    return not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)

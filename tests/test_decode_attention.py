@@ -8,7 +8,7 @@ import torch
 from attention_cases import check_decode, decode_case
 
 from lora_bench.kernels.decode_attention import AttentionWork, decode_attention, decode_attention_reference
-from lora_bench.kernels.triton_compat import HAS_TRITON, begins_early, tl, triton
+from lora_bench.kernels.triton_compat import HAS_TRITON
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not (torch.cuda.is_available() and HAS_TRITON), reason="needs CUDA and Triton")]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -87,27 +87,3 @@ def test_the_kernel_hides_no_bad_query(bad: float, softcap: float, rng: random.R
     case.qkv[row, rng.randrange(6 * 64)] = bad
     fine = _on_gpu(case)[0].isfinite().all(1).tolist()
     assert fine == [each != row for each in range(3)]
-
-
-@triton.jit
-def _late(source, target, count):
-    """Lets the next launch come, and copies [count] 200 us later."""
-    tl.extra.cuda.gdc_launch_dependents()
-    begin = tl.extra.cuda.globaltimer()
-    while tl.extra.cuda.globaltimer() - begin < 200_000:
-        pass
-    place = tl.program_id(0) * 1024 + tl.arange(0, 1024)
-    tl.store(target + place, tl.load(source + place, mask=place < count), mask=place < count)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not (HAS_TRITON and begins_early()), reason="needs a GPU on which launches may come early")
-def test_a_kernel_that_comes_early_waits_for_the_one_before(rng: random.Random) -> None:
-    case = decode_case(rng, [300, 5, -1], 8, 2, 64, torch.bfloat16).to("cuda")
-    work = AttentionWork(len(case.qkv), case.heads, torch.device("cuda"))
-    for _ in range(2):  # the first time it is compiled meanwhile
-        qkv, out, cache = torch.full_like(case.qkv, float("nan")), torch.full((3, 8 * 64), float("nan")).to(case.qkv), case.cache.clone()
-        torch.cuda.synchronize()
-        _late[(-(-qkv.numel() // 1024),)](case.qkv, qkv, qkv.numel())
-        decode_attention(qkv, cache, out, case.rows, case.heads, work)
-        check_decode(case, out, cache)
