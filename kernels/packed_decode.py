@@ -13,7 +13,8 @@ from .triton_compat import tl, triton
 from .unpack_codes import codes, constant, field_addresses, half, scale_words, signed_bytes, small_number
 
 CLASSES = constant(4)
-"""pieces that follow each other belong to different classes, which are summed for themselves"""
+"""Pieces that follow each other belong to different classes, which are summed for themselves: in steps of few rows they have columns of
+their own in one product, in others products of their own, and the sums are the same bit for bit."""
 
 
 @triton.jit
@@ -112,18 +113,12 @@ def _block_product(
 @triton.jit
 def _classes(acc, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr):
     """[BN, BT]: the classes of pieces, added in one order wherever they are."""
-    if CLASSES == 1:
-        return acc[0]
-    elif G == 4:
+    if G == 4:
         return tl.sum(tl.sum(tl.reshape(acc[0], (BN, 2, 2, BT)), 2), 1)
-    elif G == 2 and CLASSES == 4:
-        return tl.sum(tl.reshape(acc[0], (BN, 2, BT)), 1) + tl.sum(tl.reshape(acc[1], (BN, 2, BT)), 1)
     elif G == 2:
-        return tl.sum(tl.reshape(acc[0], (BN, 2, BT)), 1)
-    elif CLASSES == 4:
-        return (acc[0] + acc[1]) + (acc[2] + acc[3])
+        return tl.sum(tl.reshape(acc[0], (BN, 2, BT)), 1) + tl.sum(tl.reshape(acc[1], (BN, 2, BT)), 1)
     else:
-        return acc[0] + acc[1]
+        return (acc[0] + acc[1]) + (acc[2] + acc[3])
 
 
 @triton.jit

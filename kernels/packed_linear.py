@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 PROGRAMS = 512
 """that a matrix is cut into where it has inputs enough: about four for each multiprocessor of the GPUs that this is for"""
-RANK_PROGRAMS = 64
-"""few, for the multiprocessor with the most programs sets the time: beside the programs of a large matrix they fill what those leave"""
+RANK_PROGRAMS = 128
+"""half as many beside a large matrix: the multiprocessor with the most programs sets the time, and they fill what its programs leave"""
 RANK_STEP = 64
 """inputs of one step of a rank task: it takes no more shared memory than the base product does"""
 RANK_CHUNK = 64
@@ -41,6 +41,7 @@ class PackedTile:
     stages: int
     """super-blocks that are read ahead"""
     warps: int
+    """few, each with rows of its own: a step of many waits for the slowest"""
 
 
 def packed_tile(weight: RepackedWeight, rows: int) -> PackedTile:
@@ -52,8 +53,12 @@ def packed_tile(weight: RepackedWeight, rows: int) -> PackedTile:
     if rows > 8:
         return PackedTile(32, 16, split, 3, 2)
     least = next(size for size in (2, 4, 8) if rows <= size) * (2 if INTERPRETED else 1)
-    many = 4 * tiles * split >= 3 * PROGRAMS
-    return PackedTile(64 if many else 32, least, split, 3, 2 if many else 1)
+    return PackedTile(64, least, split, 3, 2) if _large(weight) else PackedTile(32, least, split, 3, 1)
+
+
+def _large(weight: RepackedWeight) -> bool:
+    """Whether programs of 64 of its rows fill a GPU."""
+    return 4 * sum(part.padded for part in weight.parts) // 64 >= 3 * PROGRAMS
 
 
 def packed_rank_depth(d_in: int) -> int:
@@ -90,7 +95,7 @@ def packed_linear(
     parts = norm or squares
     pool = rank.pool if rank else None
     ends = (*(pool.ends if pool else ()), *[weight.shape[0]] * 3)[:3]
-    programs = 0 if rank is None else 1 if INTERPRETED else RANK_PROGRAMS
+    programs = 0 if rank is None else 1 if INTERPRETED else RANK_PROGRAMS // (2 if _large(weight) else 1)
     some = [*weight.parts, *[None] * (MOST_PARTS - len(weight.parts))]
     kinds = {}
     for index, part in enumerate(some):
