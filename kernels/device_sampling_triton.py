@@ -9,14 +9,14 @@ from .triton_compat import tl, triton
 
 @triton.jit
 def _logits(logits, seen, n, vocab, seen_end, penalty, COLUMNS: tl.constexpr):
-    """(fp32 logits at n behind the penalty, -inf where the row has no such id; whether they are finite)"""
+    """(fp32 logits at n behind the penalty, -inf where the row has no such id; whether they are finite where it has)"""
     inside = n < COLUMNS
     z = tl.load(logits + n, mask=inside, other=0.0).to(tl.float32)
     if penalty != 1.0:
         old = tl.load(seen + n, mask=n < seen_end, other=0) != 0
         z = tl.where(old, tl.where(z > 0, tl.div_rn(z, penalty), z * penalty), z)
-    finite = tl.abs(z) < float("inf")
-    return tl.where(n < vocab, z, float("-inf")), finite
+    own = n < vocab
+    return tl.where(own, z, float("-inf")), (tl.abs(z) < float("inf")) | ~own
 
 
 @triton.jit
@@ -110,7 +110,8 @@ def draw_kernel(
     COLUMNS: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, WORDS: tl.constexpr,
     TURNS: tl.constexpr,
 ):
-    """tokens [rows] int64: of each row of logits by its settings in rows [rows, WORDS] (DeviceSampler), -1 where it is not finite.
+    """tokens [rows] int64: of each row of logits by its settings in rows [rows, WORDS] (DeviceSampler), -1 where one of its own is not
+    finite.
 
     values fp64 and ids int32 [rows, 2, PARTS]; shares fp32 [rows, 2, 8, PARTS, 16]; counters int32 [rows], zero between launches.
     TURNS of 4 bits are all that logits of this dtype have, as fp32.

@@ -29,15 +29,17 @@ class Draw:
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """One token id for every row; -1 where a row holds a number that is not finite.
+    """One token id for every row; -1 where a number of its own ids is not finite.
 
     Semantics, in this order: repetition penalty, temperature, top-k, top-p, min-p, argmax(log p + Gumbel noise(seed, position)).
     logits: [rows, vocab], any float dtype, not changed.
     """
     logits = logits.float()
     logits = _penalised(logits, draws)
-    finite = torch.isfinite(torch.stack(torch.aminmax(logits, dim=-1))).all(0)  # both are NaN where a number is
-    logits = without_foreign(logits, [draw.vocab for draw in draws])
+    vocabs = [draw.vocab for draw in draws]
+    own = without_foreign(logits, vocabs, 0.0)
+    finite = torch.isfinite(torch.stack(torch.aminmax(own, dim=-1))).all(0)  # both are NaN where a number is
+    logits = without_foreign(logits, vocabs)
     tokens = logits.argmax(-1)
     hot = [row for row, draw in enumerate(draws) if draw.temperature > 0]
     if hot:
@@ -45,13 +47,13 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     return torch.where(finite, tokens, -1).tolist()
 
 
-def without_foreign(logits: Tensor, vocabs: Sequence[int]) -> Tensor:
-    """-inf where a row [vocab] has columns beyond its own `vocabs` (0: none), as rows of larger vocabularies are beside it."""
+def without_foreign(logits: Tensor, vocabs: Sequence[int], value: float = -torch.inf) -> Tensor:
+    """`value` where a row [vocab] has columns beyond its own `vocabs` (0: none), as rows of larger vocabularies are beside it."""
     width = logits.shape[-1]
     if all(vocab in (0, width) for vocab in vocabs):
         return logits
     ends = torch.tensor([vocab or width for vocab in vocabs], device=logits.device)
-    return logits.masked_fill(torch.arange(width, device=logits.device) >= ends[:, None], -torch.inf)
+    return logits.masked_fill(torch.arange(width, device=logits.device) >= ends[:, None], value)
 
 
 def _penalised(logits: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -80,6 +80,7 @@ def test_a_row_that_is_not_finite_is_marked_and_harms_no_other() -> None:
     logits = torch.stack((torch.tensor([0.0, 1.0, float("nan")]), torch.tensor([0.0, 5.0, 1.0]), torch.tensor([0.0, float("inf"), 1.0])))
     assert sample(logits, [Draw()] * 3) == [-1, 1, -1]
     assert sample(logits, [Draw(temperature=0.001, top_p=0.5, top_k=1)] * 3) == [-1, 1, -1]
+    assert sample(logits, [Draw(vocab=2), Draw(), Draw(vocab=1)]) == [1, 1, 0], "numbers of ids that a row lacks are not looked at"
 
 
 def test_noise_is_a_function_of_seed_position_and_token() -> None:

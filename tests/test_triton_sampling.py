@@ -41,7 +41,10 @@ def _check(rng: random.Random, columns: int, turns: int, dtype: torch.dtype, dev
             seen = torch.rand(vocab or columns, device=device) < 0.3
             draws.append(Draw(**settings, seed=rng.randrange(-9, 1 << 64), position=rng.randrange(1000), seen=seen, vocab=vocab))
         bad = rng.randrange(rows - 1)
-        logits[bad, rng.randrange(columns)] = rng.choice((float("nan"), float("inf"), float("-inf")))
+        wrong = [float("nan"), float("inf"), float("-inf")]
+        logits[bad, rng.randrange(draws[bad].vocab or columns)] = rng.choice(wrong)
+        for row, draw in enumerate(draws):
+            logits[row, draw.vocab or columns:] = rng.choice(wrong)
         expected = sample(logits.cpu(), [
             Draw(**{**{name: getattr(draw, name) for name in Draw.__slots__}, "seen": draw.seen.cpu()}) for draw in draws] + [Draw()])
         assert _tokens(sampler, host, on_device, logits, draws) == expected, (turn, draws)
