@@ -1,8 +1,8 @@
 """The rank rows' share of a linear, made beside its base product, and 1 / rms of its rows.
 
-A grid starts in order, and its first programs are these: they compute H = weights * (x A^T), and where the programs of the base product
-do not take that themselves, wait for each other, which they can, for all of them run at once, and add up H B^T. counters[0] counts the
-tiles of H that are done, counters[1] those of H B^T, counters[2 + tile] the parts of a tile of H.
+A grid starts in order, and its first programs are these: they compute H = weights * (x A^T), and where the programs of the base product do
+not take that themselves, wait for each other, which they can, for all of them run at once, and add up H B^T. counters[0] counts the tiles of
+H that are done, counters[1] those of H B^T, counters[2 + tile] the parts of a tile of H.
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from .triton_compat import tl, triton
