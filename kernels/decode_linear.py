@@ -55,12 +55,14 @@ class LinearWork:
     """Scratch of one linear with rank rows."""
 
     counters: Tensor
-    """int32, zero when a step begins: what of the rank rows is done (rank_programs.py)"""
+    """int32, zero when a step begins: what of the rank rows and the norm is done (rank_programs.py)"""
     h: Tensor
     """H [slices, rows, MAX_PAGES * 16]; every linear of a step writes it anew, as all that follows"""
     partials: Tensor
     added: Tensor
     """fp32 [rows, d_out]: H B^T"""
+    inverses: Tensor
+    """fp32 [rows]: 1 / rms"""
     arrivals: Tensor
     """int32, zero when a step begins: programs of a packed matrix that are done with a tile"""
     sums: Tensor
@@ -85,6 +87,7 @@ class DecodeWork:
         parts = max(slices * -(-d_in // min(packed_rank_depth(d_in), linear_tile(d_in, d_in, False, dtype.itemsize, rows).rank_depth))
                     for d_in, _, slices in linears)
         self._added = torch.empty(tiles * row_tile * max(d_out for _, d_out, _ in linears), dtype=torch.float32, device=device)
+        self._inverses = torch.empty(tiles * row_tile, dtype=torch.float32, device=device)
         self._partials = torch.empty(tiles * MAX_PAGES * parts * row_tile * 16, dtype=torch.float32, device=device)
 
     def begin(self) -> None:
@@ -94,7 +97,8 @@ class DecodeWork:
     def lane(self, index: int) -> LinearWork:
         """Of the linear at `index` in the step."""
         counters = self._counters[index]
-        return LinearWork(counters[: self._cells], self._h, self._partials, self._added, counters[self._cells :], self._sums)
+        return LinearWork(counters[: self._cells], self._h, self._partials, self._added, self._inverses,
+                          counters[self._cells :], self._sums)
 
 
 def decode_linear(
@@ -108,7 +112,7 @@ def decode_linear(
     x [rows, d_in], rows <= MAX_ROWS; weight [n, d_in]; bias [n]; out [rows, n], or [rows, n/2] with `glu`. All of one dtype, sums in
     fp32. 1 / rms = rsqrt(sum(norm.parts) / norm.width + eps), 1 without `norm`. A row does not depend on the other rows.
 
-    As a kernel: `work` with `rank`; residual.squares has at least `square_parts(d_in, n, dtype)` parts. A row's bits do not
+    As a kernel: `work` with `rank` or `norm`; residual.squares has at least `square_parts(d_in, n, dtype)` parts. A row's bits do not
     depend on how many rows there are, nor on the pages that do not act on it; without active pages they are those without `rank`.
     x * norm_weight is not divided by rms before it is multiplied: fp16, which that may overflow, takes `residual_norm` and no `norm`.
     `stamp`: an int64 tensor and the place in it where the kernel stores the device's clock, in ns, when it begins. A packed `weight` is
@@ -159,27 +163,25 @@ def _launch(
 ) -> None:
     rows, d_in = x.shape
     d_out = weight.shape[0]
-    tile = linear_tile(d_in, d_out, bool(glu), x.element_size(), rows, rank is not None)
+    tile = linear_tile(d_in, d_out, bool(glu), x.element_size(), rows)
     row_tile, cuts = row_tiles(rows)
     pool, squares = rank.pool if rank else None, residual.squares if residual else None
     ends = (d_out // 2, d_out, d_out) if glu else (*(pool.ends if pool else ()), d_out, d_out, d_out)[:3]
     tiles = sum(-(-(end - start) // tile.columns) for start, end in pairwise((0, *ends[: 1 if glu else 3])))
     programs = 0 if rank is None else 1 if INTERPRETED else tile.rank_programs
     parts = norm or squares
-    block = 1 << (tile.columns - 1).bit_length()
-    linear_kernel[(programs + tiles * cuts,)](
+    linear_kernel[(programs + (norm is not None) + tiles * cuts,)](
         x, weight, bias, out, norm and norm.parts, residual and residual.stream, residual and residual.next_weight,
         squares and squares.parts, pool and pool.a[:, rank.layer], pool and pool.b[:, rank.layer], rank and rank.pages,
-        rank and rank.weights, work and work.h, work and work.partials, work and work.added, work and work.counters,
-        stamp and stamp[0][stamp[1] :],
+        rank and rank.weights, work and work.h, work and work.partials, work and work.added, work and work.inverses,
+        work and work.counters, stamp and stamp[0][stamp[1] :],
         rows, x.stride(0), out.stride(0), parts.parts.stride(0) if parts else 0, rank.weights.stride(0) if rank else 0,
         pool.a.stride(0) if pool else 0, pool.b.stride(0) if pool else 0, norm.width if norm else 1, norm.eps if norm else 0.0,
         residual.scale if residual else 1.0,
         D_IN=d_in, E0=ends[0], E1=ends[1], E2=ends[2], SLICES=pool.slices if pool else 1, GLU=glu,
-        BM=row_tile, ROW_TILES=cuts, COLUMNS=tile.columns, BN=block, BK=tile.depth, STAGES=tile.stages, TILES=tiles,
+        BM=row_tile, ROW_TILES=cuts, BN=tile.columns, BK=tile.depth, STAGES=tile.stages, TILES=tiles,
         PARTS=norm.parts.shape[0] if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
         DEPTH=tile.rank_depth, STEP=tile.rank_step, PROGRAMS=programs,
-        LANES=tile.lanes, LEVELS=block.bit_length() - 1, EN=tile.rank_columns, CHUNK=tile.rank_chunk,
-        MAX_PAGES=MAX_PAGES, JOIN=tile.join, num_warps=tile.warps,
-        enable_fp_fusion=False,  # which sums it fuses may differ between two kernels
+        LANES=tile.lanes, LEVELS=tile.columns.bit_length() - 1, EN=tile.rank_columns, CHUNK=tile.rank_chunk, MEET=tile.meet,
+        MAX_PAGES=MAX_PAGES, num_warps=tile.warps, enable_fp_fusion=False,  # which sums it fuses may differ between two kernels
     )

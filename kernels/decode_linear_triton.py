@@ -1,11 +1,12 @@
 """`decode_linear` as one kernel.
 
-The first programs of the grid make what does not need the base product, the rank rows' share of the result (rank_programs.py). The others
-multiply x by their rows of the matrix, make 1 / rms of the rows while the first reads are under way, and add what the first ones have made.
-Where a program has few outputs, its warps are `LANES` that split the inputs, so that the chain of products of each is short.
+The first programs of the grid make what does not need the base product: 1 / rms of the rows and the rank rows' share of the result
+(rank_programs.py). The others multiply x by their rows of the matrix, and late in that loop, while the last reads are still under way, take
+what those have made; who comes too early waits after it. Where a program has few outputs, its warps are `LANES` that split the inputs, so
+that the chain of products of each is short.
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
-from .rank_programs import inverse_rms, outputs_of_rank, place_of, rank_join, rank_outputs, rank_ready, rank_share, rank_tasks, row_sums
+from .rank_programs import first_programs, outputs_of_rank, place_of, row_sums
 from .triton_compat import tl, triton
 
 
@@ -18,38 +19,54 @@ def gated(gate, up, GLU: tl.constexpr):
     return gate * (1 - 1 / (1 + tl.exp(2 * inner))) * up
 
 
+@triton.jit
+def taken(inverses, added, m, n, end, second, rows, ADDED: tl.constexpr, NORM: tl.constexpr, GLU: tl.constexpr):
+    """What the first programs have made for rows m and outputs n, of the gate and of the up half: 1 / rms and the rank rows' share."""
+    BM: tl.constexpr = m.shape[0]
+    BN: tl.constexpr = n.shape[0]
+    inverse = tl.zeros((BM,), tl.float32) + 1
+    more = tl.zeros((BM, BN), tl.float32)
+    more_up = more
+    if NORM:
+        inverse = tl.load(inverses + m, mask=m < rows, other=1.0, cache_modifier=".cg")
+    if ADDED:
+        inside = (n < end)[None, :] & (m < rows)[:, None]
+        place = added + m[:, None] * second + n[None, :]
+        more = tl.load(place, mask=inside, other=0.0, cache_modifier=".cg")
+        if GLU != "":
+            more_up = tl.load(place + second // 2, mask=inside, other=0.0, cache_modifier=".cg")
+    return inverse, more, more_up
+
+
 @triton.jit(do_not_specialize=["rows", "parts_row", "weights_row"], do_not_specialize_on_alignment=["counters", "stamp"])
 def linear_kernel(
-    x, weight, bias, out, parts, stream, next_weight, parts_out, a, b, pages, row_weights, h, partials, added, counters, stamp,
+    x, weight, bias, out, parts, stream, next_weight, parts_out, a, b, pages, row_weights, h, partials, added, inverses, counters, stamp,
     rows, x_row, out_row, parts_row, weights_row, a_page, b_page, width, eps, scale,
     D_IN: tl.constexpr, E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr,
-    BM: tl.constexpr, ROW_TILES: tl.constexpr, COLUMNS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    STAGES: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr, PARTS_OUT: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr,
-    PROGRAMS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr, EN: tl.constexpr, CHUNK: tl.constexpr,
-    MAX_PAGES: tl.constexpr, JOIN: tl.constexpr,
+    BM: tl.constexpr, ROW_TILES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr,
+    PARTS: tl.constexpr, PARTS_OUT: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr,
+    PROGRAMS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr, EN: tl.constexpr, CHUNK: tl.constexpr, MEET: tl.constexpr,
+    MAX_PAGES: tl.constexpr,
 ):
-    """Slices end at E0, E1, E2, the gate at E0; `PROGRAMS` programs for rank rows, then `TILES` * `ROW_TILES` of `COLUMNS` outputs."""
+    """Slices end at E0, E1, E2, the gate at E0; `PROGRAMS` programs for rank rows, then one for 1 / rms, then `TILES` * `ROW_TILES`."""
     NORM: tl.constexpr = parts is not None
     RANK: tl.constexpr = a is not None
+    FIRST: tl.constexpr = PROGRAMS + (1 if NORM else 0)
     program = tl.program_id(0)
     if stamp is not None:
         if program == 0:
             tl.store(stamp, tl.extra.cuda.globaltimer())
-    if program < PROGRAMS:
-        if RANK:
-            rank_tasks(program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
-                       D_IN, SLICES, BM, ROW_TILES, DEPTH, STEP, PROGRAMS, MAX_PAGES)
-            if JOIN < 0:
-                rank_outputs(program, added, h, b, pages, counters, b_page,
-                             E0, E1, E2, SLICES, BM, ROW_TILES, EN, PROGRAMS, CHUNK, MAX_PAGES)
+    if program < FIRST:
+        first_programs(
+            program, x, a, b, pages, row_weights, h, partials, added, parts, inverses, counters, rows, x_row, parts_row, weights_row,
+            a_page, b_page, width, eps, D_IN, E0, E1, E2, SLICES, BM, ROW_TILES, PARTS, DEPTH, STEP, PROGRAMS, EN, CHUNK, MAX_PAGES)
     else:
-        tile = (program - PROGRAMS) // ROW_TILES
-        m = (program - PROGRAMS) % ROW_TILES * BM + tl.arange(0, BM)
+        tile = (program - FIRST) // ROW_TILES
+        m = (program - FIRST) % ROW_TILES * BM + tl.arange(0, BM)
         if GLU != "":
-            part, first, end = 0, tile * COLUMNS, E0
+            first, end = tile * BN, E0
         else:
-            part, first, end = place_of(tile, E0, E1, E2, COLUMNS)
-        end = tl.minimum(end, first + COLUMNS)
+            _, first, end = place_of(tile, E0, E1, E2, BN)
         n = first + tl.arange(0, BN)
         here = (m < rows)[:, None]
         inside = n < end
@@ -58,17 +75,16 @@ def linear_kernel(
         if stream is not None:
             before = tl.load(stream + at, mask=both, other=0.0)
             following = tl.load(next_weight + n, mask=inside, other=0.0)
+        wanted = 1 if NORM else 0
+        reach = end
         if RANK:
             count = tl.load(pages)
-            h_slice = ROW_TILES * BM * MAX_PAGES * 16
-            hs = h + tl.minimum(part, SLICES - 1) * h_slice + m[:, None] * (MAX_PAGES * 16)
-            up_slice = h_slice * (SLICES - 1)
-            tiles = ROW_TILES * SLICES * count
-            found = 0
-            done = 0
+            wanted += tl.where(count > 0, outputs_of_rank(E0, E1, E2, EN) * ROW_TILES, 0)
+            reach = tl.where(count > 0, end, 0)
+        ready = 0
+        inverse = tl.zeros((BM,), tl.float32) + 1
         more = tl.zeros((BM, BN), tl.float32)
         more_up = more
-        inverse = tl.zeros((BM,), tl.float32) + 1
         if LANES == 1:
             ds = tl.arange(0, BK)
             ws = weight + n.to(tl.int64)[None, :] * D_IN + ds[:, None]
@@ -94,27 +110,16 @@ def linear_kernel(
             if GLU != "":
                 wk = tl.load(ws + (E0 * D_IN + k), mask=known, other=0.0, eviction_policy="evict_first")
                 sums_up = tl.dot(xk, wk, sums_up, input_precision="ieee")
-            if NORM:
-                if step == 0:
-                    inverse = inverse_rms(parts, rows, m, parts_row, width, eps, BM, PARTS)
-            if RANK and JOIN >= 0:
-                if (step >= JOIN) & (done < count * 16):
-                    if found < tiles:
-                        found = tl.atomic_add(counters, 0, sem="acquire")
-                    if found >= tiles:
-                        more, more_up = rank_join(
-                            more, more_up, hs, up_slice, b, pages, count, done, n, inside, b_page, E0, CHUNK, GLU)
-                        done += CHUNK
-        if RANK:
-            if JOIN >= 0:
-                if found < tiles:
-                    rank_ready(counters, tiles)
-                while done < count * 16:
-                    more, more_up = rank_join(more, more_up, hs, up_slice, b, pages, count, done, n, inside, b_page, E0, CHUNK, GLU)
-                    done += CHUNK
-            elif count > 0:
-                rank_ready(counters + 1, outputs_of_rank(E0, E1, E2, EN) * ROW_TILES)
-                more, more_up = rank_share(added, m, n, end, E2, rows, GLU)
+            if RANK or NORM:
+                if step == MEET:
+                    ready = tl.atomic_add(counters + 1, 0, sem="acquire")
+                    if ready >= wanted:
+                        inverse, more, more_up = taken(inverses, added, m, n, reach, E2, rows, RANK, NORM, GLU)
+        if RANK or NORM:
+            if ready < wanted:
+                while ready < wanted:
+                    ready = tl.atomic_add(counters + 1, 0, sem="acquire")
+                inverse, more, more_up = taken(inverses, added, m, n, reach, E2, rows, RANK, NORM, GLU)
         y = ((sums if LANES == 1 else tl.sum(sums, 0)) + more) * inverse[:, None]
         if bias is not None:
             y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[None, :]

@@ -1,8 +1,8 @@
-"""The rank rows' share of a linear, made beside its base product, and 1 / rms of its rows.
+"""What stands ready for the sums of a linear when its base product is done: the rank rows' share and 1 / rms, made beside it.
 
-A grid starts in order, and its first programs are these: they compute H = weights * (x A^T), and where the programs of the base product do
-not take that themselves, wait for each other, which they can, for all of them run at once, and add up H B^T. counters[0] counts the tiles of
-H that are done, counters[1] those of H B^T, counters[2 + tile] the parts of a tile of H.
+A grid starts in order, and its first programs are these: they compute H = weights * (x A^T), wait for each other, which they can, for all
+of them run at once, and add up H B^T. counters[0] counts the tiles of H that are done, counters[1] what is done of all that the base
+product waits for, counters[2 + tile] the parts of a tile of H.
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from .triton_compat import tl, triton
@@ -130,31 +130,6 @@ def rank_outputs(
 
 
 @triton.jit
-def rank_share(added, m, n, end, width, rows, GLU: tl.constexpr):
-    """What the first programs have made for rows m and outputs n up to `end`, of the gate and of the up half."""
-    inside = (n < end)[None, :] & (m < rows)[:, None]
-    place = added + m[:, None] * width + n[None, :]
-    more = tl.load(place, mask=inside, other=0.0, cache_modifier=".cg")
-    if GLU != "":
-        return more, tl.load(place + width // 2, mask=inside, other=0.0, cache_modifier=".cg")
-    else:
-        return more, more
-
-
-@triton.jit
-def rank_join(
-    more, more_up, hs, up_slice, b, pages, count, k, n, inside, b_page, E0: tl.constexpr, CHUNK: tl.constexpr, GLU: tl.constexpr,
-):
-    """Add to `more`, and to `more_up` with a gate, what rank rows k to k + CHUNK give to outputs n."""
-    columns = rank_columns(b, pages, count, k, n, inside, b_page, CHUNK)
-    more = tl.dot(rank_rows(hs, count, k, CHUNK), columns, more, input_precision="ieee")
-    if GLU != "":
-        columns = rank_columns(b, pages, count, k, n + E0, inside, b_page, CHUNK)
-        more_up = tl.dot(rank_rows(hs + up_slice, count, k, CHUNK), columns, more_up, input_precision="ieee")
-    return more, more_up
-
-
-@triton.jit
 def row_sums(x, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
     """Sums of the rows of x [BM, WIDTH = 2^LEVELS], neighbours first: the order does not depend on BM, as that of `tl.sum` may."""
     BM: tl.constexpr = x.shape[0]
@@ -172,3 +147,25 @@ def inverse_rms(parts, rows, m, parts_row, width, eps, BM: tl.constexpr, PARTS: 
         known = (m < rows)[:, None] & (first + part < PARTS)[None, :]
         total += tl.load(parts + (first + part)[None, :] * parts_row + m[:, None], mask=known, other=0.0)
     return tl.rsqrt(row_sums(total, 32, 5) / width + eps)
+
+
+@triton.jit
+def first_programs(
+    program, x, a, b, pages, row_weights, h, partials, added, parts, inverses, counters, rows, x_row, parts_row, weights_row, a_page,
+    b_page, width, eps, D_IN: tl.constexpr, E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr,
+    ROW_TILES: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr, PROGRAMS: tl.constexpr, EN: tl.constexpr,
+    CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
+):
+    """`added` by the first `PROGRAMS` programs, where there is `a`; `inverses` (1 / rms) by the next one, where there are `parts`."""
+    if program < PROGRAMS:
+        if a is not None:
+            rank_tasks(program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
+                       D_IN, SLICES, BM, ROW_TILES, DEPTH, STEP, PROGRAMS, MAX_PAGES)
+            rank_outputs(program, added, h, b, pages, counters, b_page,
+                         E0, E1, E2, SLICES, BM, ROW_TILES, EN, PROGRAMS, CHUNK, MAX_PAGES)
+    elif parts is not None:
+        for tile in tl.static_range(ROW_TILES):
+            m = tile * BM + tl.arange(0, BM)
+            tl.store(inverses + m, inverse_rms(parts, rows, m, parts_row, width, eps, BM, PARTS), mask=m < rows)
+        tl.debug_barrier()
+        tl.atomic_add(counters + 1, 1, sem="release")

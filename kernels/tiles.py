@@ -7,8 +7,6 @@ from functools import cache
 
 import torch
 
-PLACES = 264
-"""for programs on a device: two on each multiprocessor of an H200"""
 SHARED_BYTES = 112_000
 """of one program's read-ahead: two programs share a multiprocessor, so that rank rows are computed beside the base product"""
 
@@ -18,7 +16,7 @@ class LinearTile:
     """Of one linear."""
 
     columns: int
-    """outputs of a program (of the gate and of the up half each, with a gate), not always a power of two"""
+    """outputs of a program (of the gate and of the up half each, with a gate)"""
     depth: int
     """inputs of one step of its loop"""
     stages: int
@@ -35,29 +33,20 @@ class LinearTile:
     """outputs of a rank program's task"""
     rank_chunk: int
     """rank rows of one step of it"""
-    join: int
-    """the step of the loop from which on the programs of the base product add H B^T of their outputs themselves, chunk by chunk; -1: rank
-    programs add it up"""
+    meet: int
+    """the step of the loop in which the base product takes what the rank programs made"""
 
 
-def linear_tile(d_in: int, d_out: int, glu: bool, itemsize: int, rows: int, ranks: bool = False) -> LinearTile:
-    """`d_out` counts the rows of the matrix; `ranks`: with programs for rank rows, if any act or not."""
+def linear_tile(d_in: int, d_out: int, glu: bool, itemsize: int, rows: int) -> LinearTile:
+    """`d_out` counts the rows of the matrix."""
     columns = next((size for size in (128, 64, 32) if d_out >= 96 * size), 16)
     lanes = 4 if columns <= 32 and d_in % 256 == 0 and itemsize == 2 else 1
     depth = 256 if lanes > 1 else min(_divisor(d_in), 128) * 2 // itemsize
     stage = (columns + (16 if rows <= 16 else 32)) * depth * itemsize
     stages = max(3, min(8, SHARED_BYTES // stage + 1))
     outputs, chunk = (64, 64) if itemsize > 2 else (128, 64) if columns == 128 else (64, 128)
-    programs, join = _multiprocessors(), -1
-    if glu and columns == 128:
-        tiles = -(-d_out // 128)
-        if ranks and itemsize == 2:
-            chunk, join = 16, -(-d_in // depth) // 2
-            programs = max(16, min(programs, PLACES - tiles))
-        elif PLACES // 2 < tiles <= PLACES:
-            columns, stages = -(-d_out // (PLACES * 16)) * 16, 3  # all run at once, and end at once
     return LinearTile(columns // 2 if glu and columns > 16 else columns, depth, stages, lanes, 4, *_rank_tasks(d_in, itemsize),
-                      programs, outputs, chunk, join)
+                      _multiprocessors(), outputs, chunk, max(0, -(-d_in // depth) - stages))
 
 
 def row_tiles(rows: int) -> tuple[int, int]:

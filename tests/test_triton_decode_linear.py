@@ -10,7 +10,6 @@ from triton_cpu import interpreted, run_interpreted
 
 from lora_bench.kernels.decode_linear import DecodeWork, Glu, Residual, RowSquares, decode_linear, decode_linear_reference, square_parts
 from lora_bench.kernels.rank_pages import MAX_PAGES, PAGE_ROWS, RankPool, RankRows
-from lora_bench.kernels.tiles import linear_tile
 from lora_bench.kernels.triton_compat import INTERPRETED
 
 DEVICE = torch.device("cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda")
@@ -158,17 +157,6 @@ SMALL = [
 @pytest.mark.parametrize("rows", [3, 35])
 def test_small(form: dict, rows: int, dtype: torch.dtype, seed: int) -> None:
     _check(Form(dtype=dtype, **form), rows)
-
-
-@interpreted
-@pytest.mark.parametrize("change", [
-    dict(columns=24), dict(join=0, rank_chunk=16), dict(join=1, rank_chunk=32), dict(join=99, rank_chunk=64),
-], ids=str)
-@pytest.mark.parametrize("form", SMALL[2::2], ids=_name)
-def test_other_tiles(form: dict, change: dict, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns that are no power of two; rank rows added in the loop of the base product, in its later steps and behind it."""
-    monkeypatch.setattr("lora_bench.kernels.decode_linear.linear_tile", lambda *matrix: replace(linear_tile(*matrix), **change))
-    _check(Form(dtype=torch.float16, **form), 3)
 
 
 @interpreted
