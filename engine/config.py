@@ -29,6 +29,8 @@ ALONE_TOKENS = 512
 """at most, of prompts alone where a CPU unpacks weights once a step: what that costs is shared by more of them"""
 ALONE_WORK = ALONE_TOKENS * 150_000_000
 """tokens times numbers of the base, of such a step: with larger bases it would be cancelled late"""
+UNPACKED_NOTE = ("dtype packed was asked for, but this CPU has no products of packed numbers: they are unpacked to fp32 at every step, "
+                 "which is slow; choose dtype bf16 or fp32")
 PAGE_SHARE = 0.25
 """of the memory of a CUDA device that is free beside weights and KV blocks, what pages of rank rows may take"""
 SLOT_PAGES = 8
@@ -73,9 +75,10 @@ def make_config(command: LoadModel, base: BaseFile, make_room: Callable[[], None
     """What `base` may use. `make_room` is called, once, if its weights do not fit into the memory that is free.
 
     Raises ValueError, with the numbers, for a device that is not there, slots or a context that cannot be, and for dtype packed with dense
-    weights; OutOfMemory when the
-    weights, or the keys and values of the context asked for, do not fit.
+    weights; OutOfMemory when the weights, or the keys and values of the context asked for, do not fit.
     """
+    if command.dtype == "packed" and command.weights == "dense":
+        raise ValueError("dtype packed was asked for with dense weights; choose weights auto, or dtype fp32 or bf16")
     device = pick_device(command.device)
     dtype = DTYPES[AUTO_DTYPE[device.type] if command.dtype in ("auto", "packed") else command.dtype]
     _check_numbers(command, base.facts)
@@ -83,11 +86,12 @@ def make_config(command: LoadModel, base: BaseFile, make_room: Callable[[], None
     if rounded or command.dtype == "packed":
         command = replace(command, weights="packed")
     packed, need, free, weights_note = _place_weights(command, base, device, dtype, rounded, make_room)
+    slow_note = UNPACKED_NOTE if packed and not rounded and device.type == "cpu" and command.dtype == "packed" else ""
     context, blocks, context_note = _place_context(command, base, device, dtype, free - need)
     left = free - need - blocks * _block_bytes(base.facts, dtype)
     pages, page_note = _place_pages(command.slots, base.facts, dtype, left) if device.type == "cuda" else (0, "")
     return EngineConfig(device, dtype, context, blocks, STEP_TOKENS[device.type], command.slots, command.host_cache_bytes,
-                        packed, rounded and packed, tuple(filter(None, (weights_note, context_note, page_note))), pages=pages,
+                        packed, rounded and packed, tuple(filter(None, (weights_note, slow_note, context_note, page_note))), pages=pages,
                         alone_tokens=alone_tokens(base.parameters) if rounded and packed else 0)
 
 
@@ -97,12 +101,9 @@ def alone_tokens(parameters: int) -> int:
 
 
 def _multiplied_packed(command: LoadModel, base: BaseFile) -> bool:
-    """Whether a CPU multiplies packed numbers as they are. Raises ValueError where they are asked for in words that exclude each other."""
-    if command.dtype == "packed" and command.weights == "dense":
-        raise ValueError("dtype packed was asked for with dense weights; choose weights auto, or dtype fp32 or bf16")
-    if command.dtype == "auto":
-        return command.weights != "dense" and multiplies_packed() and mostly_for_cpu(base.tensors.values())
-    return command.dtype == "packed"
+    """Whether a CPU multiplies packed numbers as they are."""
+    unasked = command.dtype == "auto" and command.weights != "dense" and mostly_for_cpu(base.tensors.values())
+    return (unasked or command.dtype == "packed") and multiplies_packed()
 
 
 def _place_weights(

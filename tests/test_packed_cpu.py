@@ -10,6 +10,7 @@ import torch
 from gguf_file import HALVES, random_bytes, write_gguf
 from torch import Tensor
 
+from lora_bench.engine import config
 from lora_bench.engine.base_file import open_base
 from lora_bench.engine.config import make_config
 from lora_bench.engine.protocol import LoadModel
@@ -121,20 +122,24 @@ def test_exact_products_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- which dtype does what -------------------------------------------------------------------------
-def test_auto_multiplies_packed_where_the_file_is_packed(tmp_path: Path, seed: int) -> None:
+def test_auto_multiplies_packed_where_the_file_is_packed(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(seed)
     small, plain = (open_base(write_gguf(tmp_path / f"{kind}.gguf", {"": kind}, draw)) for kind in ("Q4_K", "F32"))
 
     def chosen(base: object, dtype: str, weights: str = "auto") -> tuple[str, bool]:
-        config = make_config(LoadModel("", "cpu", dtype, weights=weights), base, lambda: None)
-        return config.dtype_name, config.packed
+        made = make_config(LoadModel("", "cpu", dtype, weights=weights), base, lambda: None)
+        return made.dtype_name, made.packed
 
     assert chosen(small, "auto") == chosen(small, "packed") == chosen(small, "auto", "packed") == ("packed", True)
     assert chosen(small, "auto", "dense") == chosen(small, "fp32") == chosen(plain, "auto") == ("fp32", False)
     assert chosen(small, "fp32", "packed") == ("fp32", True) and chosen(small, "bf16") == ("bf16", False)
     assert chosen(plain, "packed") == ("fp32", False)
-    with pytest.raises(ValueError, match="dtype packed was asked for with dense weights; choose"):
-        chosen(small, "packed", "dense")
+    monkeypatch.setattr(config, "multiplies_packed", lambda: False)
+    assert chosen(small, "auto") == ("fp32", False) and chosen(small, "packed") == ("fp32", True)
+    assert config.UNPACKED_NOTE in make_config(LoadModel("", "cpu", "packed"), small, lambda: None).notes
+    for device in ("cpu", "cuda"):
+        with pytest.raises(ValueError, match="dtype packed was asked for with dense weights; choose"):
+            make_config(LoadModel("", device, "packed", weights="dense"), small, lambda: None)
 
 
 def test_memory_is_what_headers_say(tmp_path: Path, seed: int) -> None:
