@@ -63,8 +63,7 @@ def run_step(
 ) -> dict[str, Any]:
     """Median milliseconds of decode and prefill steps of a base, the one in the file `model` or one of random weights of `shape` and
     `packed` (see random_base; neither: SHAPE), in three ways: alone, with one adapter on all rows, and with `adapters` of them on the rows
-    in turn.
-    These are random ones, of `ranks` in turn, on all linears of all layers.
+    in turn. These are random ones, of `ranks` in turn, on all linears of all layers.
 
     Decode: `batch` rows of `context` tokens; prefill: so many tokens together (None: PREFILL). Every cell has the least and the greatest
     of its milliseconds beside their median, its floor, that is bytes which must be read over the bandwidth of a copy that was measured
@@ -123,8 +122,7 @@ def _base(
         progress(f"loading {file.name}")
         weights = load_weights(file, config.device, config.dtype, lambda item, done, total: None, lambda: False, config.packed,
                                config.rounded)
-        return Decoder(file.facts, weights, tokens), {
-            "name": file.name, "weights": "packed" if config.packed else "dense"}
+        return Decoder(file.facts, weights, tokens), {"name": file.name, "weights": "packed" if config.packed else "dense"}
     facts, on = shape_facts(shape), pick_device(device)
     _check_length(tokens, facts, f"shape {shape}")
     kind = DTYPES[AUTO_DTYPE[on.type] if dtype in ("auto", "packed") else dtype]

@@ -29,8 +29,6 @@ SHAPES = {
 """those of Llama 3.1 8B, Llama 3.2 1B and SmolLM2 135M"""
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")
 """what may be given for itself"""
-
-
 PACKED_TYPES = tuple(name for name, kind in QUANT_TYPES.items() if kind.block_elements > 1 and kind.scale == torch.float16)
 HEAD_TYPES = {"Q4_K": "Q6_K", "Q5_K": "Q6_K"}
 """of head and embedding in files of these types"""

@@ -68,7 +68,6 @@ class OwnRows:
     heads: HeadRows
     gates: Gates
     """which rows are `gated`: where it is some, gate and up are computed for all rows, and again for these"""
-
     late: Sequence[Mapping[str, RankRows]]
     """what follows a DoRA in the mix of a row, as DecodeStep.ranks; empty where nothing does"""
 
