@@ -13,7 +13,7 @@ from .repacked import RepackedWeight, repacked
 from .triton_compat import HAS_TRITON
 
 Weight = Tensor | PackedWeight | RepackedWeight | CpuWeight
-"""[rows, d_in]; both have shape, dtype (the model's), device and nbytes"""
+"""[rows, d_in]; all have shape, dtype (the model's), device and nbytes"""
 CHUNK_ELEMENTS = 1 << 22
 """of the fp32 copies that `row_chunks` hands out"""
 
