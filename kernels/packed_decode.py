@@ -149,12 +149,12 @@ def packed_kernel(
     BITS0: tl.constexpr, KIND0: tl.constexpr, MINIMA0: tl.constexpr, ZERO0: tl.constexpr,
     BITS1: tl.constexpr, KIND1: tl.constexpr, MINIMA1: tl.constexpr, ZERO1: tl.constexpr,
     BITS2: tl.constexpr, KIND2: tl.constexpr, MINIMA2: tl.constexpr, ZERO2: tl.constexpr,
-    E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+    E0: tl.constexpr, E1: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     G: tl.constexpr, ROW_TILES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr,
     PARTS: tl.constexpr, LEVELS: tl.constexpr, PARTS_OUT: tl.constexpr, H_BM: tl.constexpr, H_TILES: tl.constexpr, DEPTH: tl.constexpr,
     STEP: tl.constexpr, PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
-    """`PROGRAMS` programs for rank rows, then `TILES` * `ROW_TILES` * `SPLIT`; slices end at E0, E1, E2."""
+    """`PROGRAMS` programs for rank rows, then `TILES` * `ROW_TILES` * `SPLIT`; slices begin at 0, E0 and E1."""
     NORM: tl.constexpr = parts is not None
     RANK: tl.constexpr = a is not None
     program = tl.program_id(0)
@@ -227,7 +227,7 @@ def packed_kernel(
                 if stream is not None:
                     y = tl.where(both, before.to(tl.float32) + scale * y, 0.0)
                     tl.store(stream + t[None, :] * out_row + n[:, None], y.to(stream.dtype.element_ty), mask=both)
-                    _store_squares(y * y, tile, t, rows, parts_out, parts_row, BN, BT, TILES, PARTS_OUT)
+                    _store_squares(y * y, tile, t, rows, parts_out, parts_row, BN, TILES, PARTS_OUT)
                     y *= following.to(tl.float32)[:, None]
                 tl.store(out + t[None, :] * out_row + n[:, None], y.to(out.dtype.element_ty), mask=both)
 
@@ -279,7 +279,7 @@ def _store_gated(y, tile, t, rows, out, out_row, N: tl.constexpr, GLU: tl.conste
 
 @triton.jit
 def _store_squares(
-    squares, tile, t, rows, parts_out, parts_row, BN: tl.constexpr, BT: tl.constexpr, TILES: tl.constexpr, PARTS_OUT: tl.constexpr,
+    squares, tile, t, rows, parts_out, parts_row, BN: tl.constexpr, TILES: tl.constexpr, PARTS_OUT: tl.constexpr,
 ):
     """A part for every 32 rows of the matrix, added in one order whatever the tile: a dot of fp32 adds its products one after the other."""
     EACH: tl.constexpr = BN // 32

@@ -94,7 +94,7 @@ def packed_linear(
     squares = residual.squares if residual else None
     parts = norm or squares
     pool = rank.pool if rank else None
-    ends = (*(pool.ends if pool else ()), *[weight.shape[0]] * 3)[:3]
+    ends = (*(pool.ends if pool else ()), *[weight.shape[0]] * 2)[:2]
     programs = 0 if rank is None else 1 if INTERPRETED else RANK_PROGRAMS // (2 if _large(weight) else 1)
     some = [*weight.parts, *[None] * (MOST_PARTS - len(weight.parts))]
     kinds = {}
@@ -110,11 +110,10 @@ def packed_linear(
         rows, x.stride(0), out.stride(0), parts.parts.stride(0) if parts else 0,
         rank.weights.stride(0) if rank else 0, pool.a.stride(0) if pool else 0, pool.b.stride(0) if pool else 0,
         norm.width if norm else 1, norm.eps if norm else 0.0, residual.scale if residual else 1.0,
-        K=d_in, **kinds, E0=ends[0], E1=ends[1], E2=ends[2], SLICES=pool.slices if pool else 1, GLU=glu, BN=tile.columns, BT=tile.rows,
+        K=d_in, **kinds, E0=ends[0], E1=ends[1], SLICES=pool.slices if pool else 1, GLU=glu, BN=tile.columns, BT=tile.rows,
         G=max(1, min(4, (16 if INTERPRETED else 8) // tile.rows)),
         ROW_TILES=cuts, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
         LEVELS=(norm.parts.shape[0] - 1).bit_length() if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
         H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in), STEP=RANK_STEP, PROGRAMS=programs, CHUNK=RANK_CHUNK,
-        MAX_PAGES=MAX_PAGES,
-        ASSEMBLY=not INTERPRETED, num_warps=tile.warps, enable_fp_fusion=False,  # as in decode_linear
+        MAX_PAGES=MAX_PAGES, ASSEMBLY=not INTERPRETED, num_warps=tile.warps, enable_fp_fusion=False,  # as in decode_linear
     )
