@@ -138,6 +138,8 @@ def test_without_a_terminal_the_workbench_names_chat() -> None:
     ["inspect", "nowhere"], ["inspect"], ["chat", "--device", "tpu", "-p", "x"], ["chat", "-p", ""], ["chat", "-p", " \n"],
     ["chat", "--temp", "11", "-p", "x"], ["chat", "--lora", "pirate:1e9", "-p", "x"], ["bench", "--rounds", "0"], ["chatter"],
     ["chat", "--stop", "", "-p", "x"],
+    ["chat", "--dtype", "packed", "--weights", "dense", "-p", "x"],
+    ["check", "default", "pirate", "--dtype", "packed", "--weights", "dense"],
 ])
 def test_wrong_usage_ends_with_2_and_prints_nothing(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2

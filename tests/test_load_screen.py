@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from lora_bench.engine.protocol import LoadModel, ModelFailed, ModelInfo, ModelLoaded, ModelLoading
+from lora_bench.workbench.arguments import UsageError
 from lora_bench.workbench.load_choices import load_command, memory_line, size_input
 from lora_bench.workbench.model_scan import Found, find_models
 from lora_bench.workbench.paths import settings_file
@@ -221,6 +222,8 @@ def test_a_model_file_without_a_name_takes_its_folders(empty_machine: Path) -> N
 def test_options_and_memory_without_a_header() -> None:
     options = {"device": "cuda", "dtype": "auto", "weights": "packed", "context": "4k", "slots": "2", "host_cache": "512M"}
     assert load_command("/m", options) == LoadModel("/m", "cuda", "auto", 4096, 2, 512 << 20, "packed")
+    with pytest.raises(UsageError, match="dtype packed and weights dense exclude each other; choose weights auto"):
+        load_command("/m", options | {"dtype": "packed", "weights": "dense"})
     options["weights"] = "auto"
     halves = {"dense_weights_bytes": 2 << 30, "packed_weights_bytes": 1 << 29, "kv_of_a_token_bytes": 2 << 10}
     singles = {"dense_weights_bytes": 4 << 30, "packed_weights_bytes": 1 << 29, "kv_of_a_token_bytes": 4 << 10}

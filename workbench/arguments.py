@@ -126,6 +126,12 @@ class Within:
             raise ValueError(f"A number from {self.low:g} to {self.high:g} is expected.")
 
 
+def check_formats(dtype: str, weights: str) -> None:
+    """Raises UsageError for a number format and weights that exclude each other."""
+    if (dtype, weights) == ("packed", "dense"):
+        raise UsageError("dtype packed and weights dense exclude each other; choose weights auto, or dtype fp32 or bf16")
+
+
 def parse_size(text: str) -> int:
     """Bytes or a count from `4096`, `4k`, `512M`, `1.5GiB`; the letters stand for powers of 1024."""
     match = _SIZE.fullmatch(text.strip())

@@ -12,6 +12,7 @@ from .arguments import (
     AdapterArgument,
     UsageError,
     adapters_of,
+    check_formats,
     find_adapter,
     find_any,
     find_model,
@@ -123,6 +124,7 @@ def check(
     """Say whether adapters can be used on a model, what they are, and what they do to it; ends with 3 when one cannot or does nothing."""
     from .check import report
 
+    check_formats(dtype, weights)
     paths = [find_adapter(AdapterArgument(text, None, 1.0), "").path for text in adapters]
     by_default = model == "default" and not Path(model).exists()
     return report(None if by_default else find_model(model, "or the word default for the default model"), paths, effect, device, dtype,

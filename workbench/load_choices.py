@@ -7,7 +7,7 @@ from typing import Any
 from rich.cells import set_cell_size
 
 from ..engine.protocol import LoadModel, ModelFailed
-from .arguments import MAX_SLOTS, UsageError, parse_size
+from .arguments import MAX_SLOTS, UsageError, check_formats, parse_size
 from .model_scan import Found
 from .settings import Recent
 from .text import clean_line, counted, size_text
@@ -53,6 +53,7 @@ def load_command(path: str | None, options: dict[str, str]) -> LoadModel:
     slots = options["slots"].strip()
     if not slots.isdecimal() or not 1 <= int(slots) <= MAX_SLOTS:
         raise UsageError(f"slots: {slots!r} is not a number from 1 to {MAX_SLOTS}")
+    check_formats(options["dtype"], options["weights"])
     return LoadModel(path, options["device"], options["dtype"], context, int(slots), cache, options["weights"])
 
 

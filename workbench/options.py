@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from .arguments import MAX_SLOTS, MAX_STOP_CHARACTERS, MAX_STOPS, UsageError, Within, find_model, parse_size, unescape
+from .arguments import MAX_SLOTS, MAX_STOP_CHARACTERS, MAX_STOPS, UsageError, Within, check_formats, find_model, parse_size, unescape
 
 if TYPE_CHECKING:
     from ..engine.protocol import LoadModel, Sampling
@@ -74,9 +74,10 @@ class Loading:
     weights: Weights = "auto"
 
     def load(self, model: str | None, slots: int = 4, host_cache: str = "1G") -> LoadModel:
-        """Raises UsageError for a model that is not there, and for sizes that are none."""
+        """Raises UsageError for a model that is not there, for sizes that are none, and as `check_formats`."""
         from ..engine.protocol import LoadModel
 
+        check_formats(self.dtype, self.weights)
         return LoadModel(find_model(model) if model else None, self.device, self.dtype, parse_size(self.context), slots,
                          parse_size(host_cache), self.weights)
 
