@@ -4,7 +4,7 @@ from .decode_attention_triton import capped
 from .triton_compat import tl, triton
 
 
-@triton.jit(do_not_specialize=["blocks", "table_width", "window"])
+@triton.jit(do_not_specialize=["blocks", "table_width", "window"], do_not_specialize_on_alignment=["pieces"])
 def prefill_attention_kernel(
     q, cache, out, pieces, tables, parts, sums, arrived, blocks, table_width, row_stride, window, scale, softcap,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr,
