@@ -233,6 +233,11 @@ def test_options_and_memory_without_a_header() -> None:
     assert "weights dense 2.0 GiB (packed 512 MiB) + a full chat of 4096 tokens 8.0 MiB" in memory_line(plan, options)
     assert "weights packed 512 MiB (dense 4.0 GiB) + a full chat of 4096 tokens 16.0 MiB" in memory_line(plan, options | {"device": "cpu"})
     assert "fits" in memory_line(plan, options | {"device": "cpu"})
+    asked = options | {"device": "cpu", "dtype": "packed"}
+    for taken, said in ((3 << 28, "weights packed 768 MiB + a full"), (4 << 30, "weights dense 4.0 GiB + a full")):
+        plain = singles | {"packed_weights_bytes": taken}
+        packed = singles | {"dense_weights_bytes": taken, "packed_weights_bytes": taken}
+        assert said in memory_line(plan | {"memory": {"fp32": plain, "packed": packed}}, asked)
     assert "weights dense 4.0 GiB" in memory_line(plan | {"available_bytes": 6 << 30}, options | {"device": "cpu"})
     assert "DOES NOT FIT" in memory_line(plan, options | {"device": "cpu", "weights": "dense"})
     assert "context: 'x' is not a size" in memory_line(plan, options | {"context": "x"})

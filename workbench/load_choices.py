@@ -93,6 +93,8 @@ def memory_line(plan: dict[str, Any], options: dict[str, str]) -> str:
     on_cpu = load.device != "cuda"
     unasked = ("fp32" if load.weights == "dense" else plan["cpu_dtype"]) if on_cpu else "bf16"
     dtype = unasked if load.dtype == "auto" or not on_cpu and load.dtype == "packed" else load.dtype
+    if dtype == "packed" and plan["memory"]["packed"]["packed_weights_bytes"] >= plan["memory"]["fp32"]["dense_weights_bytes"]:
+        dtype = "fp32"
     memory, free = plan["memory"][dtype], plan["available_bytes"]
     tokens = load.context or min(plan["trained_context"], 8192)
     dense, packed = memory["dense_weights_bytes"], memory["packed_weights_bytes"]
