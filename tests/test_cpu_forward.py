@@ -15,7 +15,7 @@ from lora_bench.engine import measured_base
 from lora_bench.engine.batch import Chunk, step_inputs
 from lora_bench.engine.blocks import BLOCK_TOKENS, BlockTable
 from lora_bench.engine.measured_base import MeasuredBase
-from lora_bench.engine.models.cpu_forward import MOST_ROWS, CpuForward, cpu_obstacle
+from lora_bench.engine.models.cpu_forward import MOST_ROWS, CpuForward, suits_cpu_forward
 from lora_bench.engine.models.cpu_lora import CpuLora
 from lora_bench.engine.models.decoder import Decoder
 from lora_bench.engine.random_base import random_weights
@@ -125,5 +125,5 @@ def test_what_has_no_calls_of_its_own() -> None:
     inputs = step_inputs([Chunk((1, 2), 0, BlockTable([0]), True)], decoder.device)
     many = step_inputs([Chunk((1,), 0, BlockTable([0]), True)] * (MOST_ROWS + 1), decoder.device)
     assert not decoder._replies.takes(inputs, None) and not decoder._replies.takes(many, None)
-    assert "not multiplied packed" in cpu_obstacle(LLAMA, decoder_of(rounded=False).layers)
-    assert "more than those of llama" in cpu_obstacle(replace(LLAMA, qk_norm="each"), decoder.layers)
+    assert suits_cpu_forward(LLAMA, decoder.layers) and not suits_cpu_forward(LLAMA, decoder_of(rounded=False).layers)
+    assert not suits_cpu_forward(replace(LLAMA, qk_norm="each"), decoder.layers)

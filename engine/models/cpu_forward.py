@@ -16,7 +16,7 @@ from ...kernels.weights import Weight, rows
 from ..batch import StepInputs
 from .acting import ActiveLora, Lap
 from .cpu_buffers import StepBuffers
-from .cpu_lora import CpuLora, lora_obstacle
+from .cpu_lora import CpuLora, is_low_rank
 from .facts import ModelFacts
 from .layers import Layer
 from .rope import GLOBAL, RopeTables
@@ -26,7 +26,7 @@ MOST_ROWS = 32
 
 
 class CpuForward:
-    """Over the layers of a decoder that has no `cpu_obstacle`."""
+    """Over the layers of a decoder, which `suits_cpu_forward` has looked at."""
 
     def __init__(self, facts: ModelFacts, embedding: Weight, scale: float, layers: Sequence[Layer], rope: RopeTables) -> None:
         """`scale`: what rows of the embedding are multiplied with."""
@@ -37,7 +37,7 @@ class CpuForward:
     def takes(self, inputs: StepInputs, lora: ActiveLora | None) -> bool:
         """Whether a step is one of replies, whose adapters are low rank and nothing more."""
         count = len(inputs.spans)
-        return count <= MOST_ROWS and inputs.ids.shape[0] == count and (lora is None or not lora_obstacle(lora))
+        return count <= MOST_ROWS and inputs.ids.shape[0] == count and (lora is None or is_low_rank(lora))
 
     def forward(self, inputs: StepInputs, caches: Tensor, lora: ActiveLora | None, lap: Lap) -> Tensor:
         """[rows, hidden] behind the last layer, a buffer of the next step too; keys and values are stored in `caches`."""
@@ -93,12 +93,11 @@ def _attend(runs: Sequence[StoredRuns], index: int, buffers: StepBuffers) -> Non
         out.copy_(stored.attend(q, index).add_(q, alpha=0))
 
 
-def cpu_obstacle(facts: ModelFacts, layers: Sequence[Layer]) -> str:
-    """Why steps of replies have no calls of their own, "" where they do: packed weights, and a decoder like llama."""
+def suits_cpu_forward(facts: ModelFacts, layers: Sequence[Layer]) -> bool:
+    """Whether steps of replies have calls of their own: all linears are multiplied packed, and the decoder is like llama."""
     if not all(isinstance(linear.weight, CpuWeight) for layer in layers for linear in layer.linears):
-        return "some matrices are not multiplied packed"
-    plain = (facts.activation == "silu" and facts.residual_scale == 1 and not facts.qk_norm and not facts.attention_softcap
-             and not any(facts.windows) and not facts.norms.after_attention and not facts.norms.after_mlp
-             and facts.rotary == facts.head_dim and all(layer.rope == GLOBAL for layer in layers)
-             and all(layer.before_attention.rms.few_ops for layer in layers))
-    return "" if plain else "its layers have more than those of llama"
+        return False
+    return (facts.activation == "silu" and facts.residual_scale == 1 and not facts.qk_norm and not facts.attention_softcap
+            and not any(facts.windows) and not facts.norms.after_attention and not facts.norms.after_mlp
+            and facts.rotary == facts.head_dim and all(layer.rope == GLOBAL for layer in layers)
+            and all(layer.before_attention.rms.few_ops for layer in layers))

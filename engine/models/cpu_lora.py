@@ -91,9 +91,9 @@ def _shrunk(x: Tensor, a: Int8Rows | Tensor) -> Tensor:
     return torch.mm(x.float(), a.t())
 
 
-def lora_obstacle(lora: ActiveLora) -> str:
-    """Why a step's adapters are not taken so, "" where they are: low rank, on the linears of layers."""
+def is_low_rank(lora: ActiveLora) -> bool:
+    """Whether a step's adapters are taken so: low rank and nothing more, on the linears of layers."""
     routing, acting = lora.routing, lora.body
     more = routing.changes_head or routing.embedding or any(routing.vectors) or acting.phases or acting.step is None
     biased = any(linear.bias is not None for layer in routing.layers for linear in layer.values())
-    return "adapters have more than low rank" if more or biased else ""
+    return not (more or biased)

@@ -32,7 +32,7 @@ from .acting import (
     linear,
     norm,
 )
-from .cpu_forward import CpuForward, cpu_obstacle
+from .cpu_forward import CpuForward, suits_cpu_forward
 from .facts import ModelFacts, linear_layout, module_shapes
 from .layers import NO_ROPE, Layer, take_layer
 from .rope import RopeTables, Table
@@ -55,8 +55,9 @@ class Decoder:
         self.scores = Scores(facts.attention_scale or None, facts.attention_softcap)
         scale = facts.embedding_scale
         self.embedding_scale = torch.tensor(scale).to(self.dtype).item() if facts.rounded_embedding_scale else scale
-        self._replies = None if cpu_obstacle(facts, self.layers) else CpuForward(
-            facts, self.embedding, self.embedding_scale, self.layers, self.rope)
+        self._replies: CpuForward | None = None
+        if suits_cpu_forward(facts, self.layers):
+            self._replies = CpuForward(facts, self.embedding, self.embedding_scale, self.layers, self.rope)
 
     @property
     def nbytes(self) -> int:
