@@ -54,7 +54,7 @@ LEAST_EQUAL = {"fp32": 0.999, "bf16": 0.95, "fp16": 0.99}
 """share of the tokens that must be the very same"""
 GROWTH_BYTES = {"device": 64 << 20, "process": 256 << 20}
 """that may come in after the first tenth of the time"""
-REFUSALS = "unloaded", "slots", "has changed since it was loaded"
+REFUSALS = "unloaded", "slots", "has changed since it was loaded", "changed while it was read"
 """for what an unload or a reload took from those that waited"""
 STUCK_SECONDS = 60.0
 COMMANDS_OF_ROUND = 120
