@@ -3,23 +3,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .int4_rows import Int4Rows, pack_int4, takes_int4
-from .int8_rows import Int8Rows, pack_int8, takes_int8
-from .packed import PackedRows, PackedWeight
+from .packed import PackedWeight
 
-Part = Int4Rows | Int8Rows | PackedWeight
-"""the last of types that no product here knows, in which nothing is rounded"""
+if TYPE_CHECKING:
+    from .cpu.coded_rows import CodedRows
 
 
 @dataclass(frozen=True, slots=True)
 class CpuWeight:
-    """[rows, d_in], as `parts` one under the other; `dtype` is that of the model. Products and numbers are rounded as the parts say."""
+    """[rows, d_in], as `parts` one under the other; `dtype` is that of the model."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[CodedRows | PackedWeight, ...]
+    """the latter of types that have no codes"""
     dtype: torch.dtype
 
     @property
@@ -36,14 +36,9 @@ class CpuWeight:
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Semantics: y[t, o] = sum_i x[t, i] weight[o, i] + bias[o].  x [T, d_in], y [T, rows], in the dtype of x."""
-        y = self.product(x).to(x.dtype)
+        products = [part.linear(x) for part in self.parts]
+        y = (products[0] if len(products) == 1 else torch.cat(products, 1)).to(x.dtype)
         return y if bias is None else y.add_(bias)
-
-    def product(self, x: Tensor) -> Tensor:
-        """`linear` without a bias, in bf16 or fp32, as it comes: nothing is converted in vain.  x fp32 or bf16."""
-        if len(self.parts) == 1:
-            return self.parts[0].linear(x)
-        return torch.cat([part.linear(x) for part in self.parts], 1)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Semantics: y[t] = weight[ids[t]].  ids [T] int64; y [T, d_in] in `dtype`."""
@@ -70,12 +65,8 @@ def multiplies_packed() -> bool:
 
 def packed_for_cpu(weight: PackedWeight) -> CpuWeight | None:
     """`weight` in the order of the CPU's products; None where these know none of its types."""
-    parts = [_part(rows, weight) for rows in weight.parts] if multiplies_packed() else [weight]
-    return None if all(isinstance(part, PackedWeight) for part in parts) else CpuWeight(tuple(parts), weight.dtype)
-
-
-def _part(rows: PackedRows, weight: PackedWeight) -> Part:
-    kept = replace(weight, parts=(rows,))
-    if takes_int4(rows.type, *kept.shape):
-        return pack_int4(rows.data, rows.type)
-    return (pack_int8(kept) if takes_int8(rows.type, *kept.shape) else None) or kept
+    if not multiplies_packed():
+        return None
+    from .cpu.coded_rows import code_rows  # it brings numba, which nobody else needs
+    parts = tuple(code_rows(rows) or replace(weight, parts=(rows,)) for rows in weight.parts)
+    return None if all(isinstance(part, PackedWeight) for part in parts) else CpuWeight(parts, weight.dtype)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -40,11 +40,12 @@ class LapTimer:
             self._record("")
         self._began = self._last = time.perf_counter()
 
-    def lap(self, op: str) -> None:
-        """Give the time since the last lap to `op`."""
+    def lap(self, op: str | Mapping[str, float]) -> None:
+        """Give the time since the last lap to `op`; on a CPU to several, by their shares."""
         if not self._cuda:
             now = time.perf_counter()
-            self._seconds[op] += now - self._last
+            for part, share in ({op: 1.0} if isinstance(op, str) else op).items():
+                self._seconds[part] += share * (now - self._last)
             self._last = now
         elif self._split:
             self._record(op)

@@ -1,4 +1,4 @@
-"""Packed matrices as a CPU multiplies them: their numbers and products against those of the file, how far they round, and what is left."""
+"""Packed matrices as a CPU multiplies them: their numbers and products against those of the file, and what is left as it is."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -17,17 +17,18 @@ from lora_bench.engine.protocol import LoadModel
 from lora_bench.engine.weights.load import load_weights
 from lora_bench.engine.weights.memory import CPU_BITS, weight_bytes
 from lora_bench.kernels import packed_cpu
-from lora_bench.kernels.int4_rows import FEW_TOKENS, Int4Rows
-from lora_bench.kernels.int8_rows import EIGHT_BITS, MOST_ERROR, Int8Rows
+from lora_bench.kernels.cpu import products
+from lora_bench.kernels.cpu.coded_rows import ROUNDED, CodedRows
+from lora_bench.kernels.cpu.products import MOST_ROWS
+from lora_bench.kernels.cpu.team import Team
 from lora_bench.kernels.packed import PackedRows, PackedWeight, packed_concat
 from lora_bench.kernels.packed_cpu import CpuWeight, multiplies_packed
-from lora_bench.kernels.quant.four_bits import FOUR_BITS
+from lora_bench.kernels.quant.codes import CODED
 from lora_bench.kernels.weights import base_linear, laid_out, row_chunks, rows
 
 pytestmark = pytest.mark.skipif(not multiplies_packed(), reason="this CPU has no products of packed numbers")
-KINDS = sorted((*FOUR_BITS, *EIGHT_BITS))
-ROUNDED = 2.0**-8
-"""of a number, by bf16"""
+SUMMED = 1e-6
+"""of the length of a product, by sums in fp32"""
 
 
 def packed_matrix(kind: str, count: int, d_in: int) -> PackedWeight:
@@ -49,69 +50,71 @@ def apart(got: Tensor, wanted: Tensor) -> float:
 
 
 def test_the_types_are_those_that_headers_count() -> None:
-    assert CPU_BITS == dict.fromkeys(FOUR_BITS, 5) | dict.fromkeys(EIGHT_BITS, 8)
+    assert CPU_BITS == {kind: coded.bits + 16 * (1 + coded.offsets) / coded.group for kind, coded in CODED.items()}
 
 
-@pytest.mark.parametrize(("count", "d_in"), [(128, 256), (176, 512), (16, 256)], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("count", "d_in"), [(128, 256), (176, 512), (16, 256), (33, 768), (1, 256)], ids=str)
+@pytest.mark.parametrize("kind", sorted(CODED))
 def test_numbers_rows_and_products(kind: str, count: int, d_in: int) -> None:
     packed = packed_matrix(kind, count, d_in)
     weight, wanted = laid_out(packed), exact(packed)
     (part,) = weight.parts
-    most = 2 * ROUNDED if isinstance(part, Int4Rows) else MOST_ERROR
-    assert weight.shape == (count, d_in) and isinstance(part, Int4Rows if kind in FOUR_BITS else Int8Rows)
-    assert weight.nbytes == pytest.approx(count * d_in * CPU_BITS[kind] / 8, rel=0.02)
-    assert apart(exact(weight), wanted) < most
+    assert weight.shape == (count, d_in) and isinstance(part, CodedRows)
+    assert weight.nbytes == pytest.approx(-(-count // 32) * 32 * d_in * CPU_BITS[kind] / 8)
+    if kind.endswith("_K"):  # whose scales are products
+        assert 0 < apart(exact(weight), wanted) < ROUNDED
+    else:
+        assert torch.equal(exact(weight), wanted)
     ids = torch.tensor([0, count - 1, count // 2, 0])
     assert torch.equal(rows(weight, ids), exact(weight)[ids]) and rows(weight, ids[:0]).shape == (0, d_in)
-    for tokens in (1, 3, FEW_TOKENS + 1):
+    for tokens in (1, 2, 3, 7, MOST_ROWS + 1):
         x, bias = torch.randn(tokens, d_in), torch.randn(count)
         y = base_linear(x, weight, bias)
-        assert y.dtype == torch.float32 and apart(y - bias, x @ wanted.t()) < most + 2 * ROUNDED
-        assert apart(y - bias, x @ exact(weight).t()) < 2 * ROUNDED, "nothing more is rounded than inputs and outputs"
+        assert y.dtype == torch.float32 and apart(y - bias, x.double() @ exact(weight).double().t()) < SUMMED
+        assert base_linear(x.bfloat16(), weight, None).dtype == torch.bfloat16
 
 
 def test_numbers_do_not_depend_on_how_many_are_unpacked_at_once() -> None:
-    for kind in ("Q4_1", "Q8_0"):
+    for kind in ("Q4_1", "Q8_0", "Q6_K"):
         weight = laid_out(packed_matrix(kind, 240, 256))
         for elements in (1, 70 * 256, 1 << 20):
             assert torch.equal(torch.cat([chunk.clone() for _, chunk in weight.chunks(torch.float32, elements)]), exact(weight))
 
 
-def test_types_beside_each_other_and_those_that_no_product_knows() -> None:
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q8_0"])
+def test_the_bits_of_a_row_depend_on_nothing_beside_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = laid_out(packed_matrix(kind, 2080, 1024)), torch.randn(MOST_ROWS, 1024)
+    alone = torch.cat([base_linear(row, weight, None) for row in x.split(1)])
+    for tokens in range(2, MOST_ROWS + 1):
+        assert torch.equal(base_linear(x[:tokens], weight, None), alone[:tokens])
+    for threads in (1, 3):
+        monkeypatch.setattr(products, "team", lambda threads=threads: Team(threads))
+        assert torch.equal(base_linear(x, weight, None), alone)
+
+
+def test_types_beside_each_other_and_those_without_codes() -> None:
     parts = [packed_matrix(kind, count, 256) for kind, count in (("Q4_K", 80), ("Q6_K", 48), ("IQ4_NL", 33), ("Q4_0", 24))]
     weight, wanted = laid_out(packed_concat(parts)), torch.cat([exact(part) for part in parts])
-    assert [type(part) for part in weight.parts] == [Int4Rows, Int8Rows, PackedWeight, PackedWeight]
+    assert [type(part) for part in weight.parts] == [CodedRows, CodedRows, PackedWeight, CodedRows]
     ids = torch.tensor([0, 79, 80, 127, 128, 160, 161, 184])
-    assert apart(rows(weight, ids), wanted[ids]) < MOST_ERROR
+    assert apart(rows(weight, ids), wanted[ids]) < ROUNDED
     for tokens in (1, 70):
         x = torch.randn(tokens, 256)
-        assert apart(base_linear(x, weight, None), x @ wanted.t()) < MOST_ERROR + 2 * ROUNDED
+        assert apart(base_linear(x, weight, None), x @ wanted.t()) < ROUNDED
     assert isinstance(laid_out(parts[2]), PackedWeight)
 
 
-def test_large_columns_beside_small_ones_have_scales_of_their_own() -> None:
-    packed = packed_matrix("Q8_0", 64, 256)
-    blocks = packed.parts[0].data.view(64, 8, 34)
-    blocks[:, :, 2:] = (blocks[:, :, 2:].view(torch.int8) // 8).view(torch.uint8)
-    blocks[:, 3, 2 + 7] = 127
+@pytest.mark.parametrize("scale", [1e-9, 9000.0])
+def test_scales_that_fp16_would_round_stay_as_they_are(scale: float) -> None:
+    packed = packed_matrix("Q4_0" if scale > 1 else "Q4_K", 64, 256)
+    blocks = packed.parts[0].data.view(-1, 18 if scale > 1 else 144)
+    blocks[:, :2] = torch.tensor([scale if scale > 1 else 6e-8], dtype=torch.float16).view(torch.uint8)
+    blocks[:, 4:12] |= 1  # no scale of Q4_K is zero
     weight = laid_out(packed)
-    assert weight.parts[0].columns is not None and apart(exact(weight), exact(packed)) < MOST_ERROR
-    x = torch.randn(3, 256)
-    assert apart(base_linear(x, weight, None), x @ exact(weight).t()) < 2 * ROUNDED
-    assert torch.equal(rows(weight, torch.tensor([5, 63])), exact(weight)[[5, 63]])
-
-
-def test_large_numbers_beside_small_ones_keep_their_blocks() -> None:
-    """Neither a scale for a row nor one for a column would leave much of the small ones."""
-    packed = packed_matrix("Q8_0", 64, 256)
-    blocks = packed.parts[0].data.view(64, 8, 34)
-    for row in range(64):
-        block = blocks[row, row % 8]
-        block[2:] = 0
-        block[2 + row % 32] = 127
-        block[:2] = (20 * block[:2].view(torch.float16)).view(torch.uint8)
-    assert isinstance(laid_out(packed), PackedWeight)
+    if scale > 1:  # -8 times that is no fp16 number
+        assert isinstance(weight, PackedWeight)
+    else:
+        assert isinstance(weight, PackedWeight) or apart(exact(weight), exact(packed)) < ROUNDED
 
 
 def test_exact_products_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

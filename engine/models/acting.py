@@ -23,7 +23,8 @@ from ..routing import Routing, Vectors
 from ..slots import VocabularyPart
 from .acting_vocabulary import acting_embedding, acting_head
 
-Lap = Callable[[str], None]
+Lap = Callable[[str | Mapping[str, float]], None]
+"""LapTimer.lap"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,28 +1,24 @@
-"""The decoder on a CPU for steps of replies over packed weights: what `Decoder.forward` computes, in few calls on buffers made once.
-
-Of a small model's step most would be calls and views otherwise: those of buffers are taken once, those of stored keys and values once
-for all layers. Sums are fp32, and so is what lies between the products.
-"""
+"""The decoder on a CPU for steps of replies over packed weights: what `Decoder.forward` computes, in one compiled call."""
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.cpu_attention import StoredRuns, kv_targets, stored_runs
+from ...kernels.cpu.coded_rows import CodedRows
+from ...kernels.cpu.products import MOST_ROWS, scratch, team
+from ...kernels.cpu.step import COUNTERS, PARTS, Base, Buffers, Rows, Sizes, decode_step
 from ...kernels.packed_cpu import CpuWeight
+from ...kernels.spans import Span
 from ...kernels.weights import Weight, rows
 from ..batch import StepInputs
 from .acting import ActiveLora, Lap
-from .cpu_buffers import StepBuffers
 from .cpu_lora import CpuLora, is_low_rank
 from .facts import ModelFacts
 from .layers import Layer
 from .rope import GLOBAL, RopeTables
-
-MOST_ROWS = 32
-"""of a step: above, calls are a small part of it"""
 
 
 class CpuForward:
@@ -31,8 +27,10 @@ class CpuForward:
     def __init__(self, facts: ModelFacts, embedding: Weight, scale: float, layers: Sequence[Layer], rope: RopeTables) -> None:
         """`scale`: what rows of the embedding are multiplied with."""
         self._facts, self._embedding, self._scale, self._layers, self._rope = facts, embedding, scale, layers, rope
-        self._buffers: dict[int, StepBuffers] = {}
-        self._lora = CpuLora()
+        self._sizes = Sizes(facts.heads, facts.kv_heads, np.float32(facts.rms_eps),
+                            np.float32(facts.attention_scale or facts.head_dim**-0.5))
+        self._base = _base(layers)
+        self._lora = CpuLora(len(layers))
 
     def takes(self, inputs: StepInputs, lora: ActiveLora | None) -> bool:
         """Whether a step is one of replies, whose adapters are low rank and nothing more."""
@@ -40,64 +38,63 @@ class CpuForward:
         return count <= MOST_ROWS and inputs.ids.shape[0] == count and (lora is None or is_low_rank(lora))
 
     def forward(self, inputs: StepInputs, caches: Tensor, lora: ActiveLora | None, lap: Lap) -> Tensor:
-        """[rows, hidden] behind the last layer, a buffer of the next step too; keys and values are stored in `caches`."""
-        facts, count = self._facts, inputs.ids.shape[0]
-        if count not in self._buffers:
-            self._buffers[count] = StepBuffers(count, facts)
-        buffers = self._buffers[count]
-        x, normed, packed = buffers.x, buffers.normed, buffers.packed
-        torch.mul(rows(self._embedding, inputs.ids), self._scale, out=x)
-        cos, sin = self._rope.rows(inputs.rope_rows)[GLOBAL]
-        runs = [stored_runs(span, caches, facts.attention_scale or None) for span in inputs.spans]
-        targets = kv_targets(caches, inputs.cells)
-        added = self._lora.begin(lora, buffers.views) if lora is not None else None
-        for index, layer in enumerate(self._layers):
-            layer.before_attention.rms.into(x, normed)
-            packed.copy_(normed)
-            self._product(layer.qkv.weight, packed, buffers.qkv, layer.qkv.bias, lap)
-            if added is not None:
-                added.add_(index, "qkv_proj", packed, buffers.qkv, lap)
-            buffers.turn_(cos, sin)
-            targets.write_(index, buffers.kv, buffers.kv_rows)
-            lap("other")
-            _attend(runs, index, buffers)
-            lap("attention")
-            self._product(layer.o.weight, buffers.mixed, buffers.sums, layer.o.bias, lap)
-            x.add_(buffers.sums)
-            if added is not None:
-                added.add_(index, "o_proj", buffers.mixed, x, lap)
-            layer.before_mlp.rms.into(x, normed)
-            packed.copy_(normed)
-            self._product(layer.gate_up.weight, packed, buffers.gate_up, layer.gate_up.bias, lap)
-            if added is not None:
-                added.add_(index, "gate_up_proj", packed, buffers.gate_up, lap)
-            buffers.gate_()
-            self._product(layer.down.weight, buffers.gated, buffers.sums, layer.down.bias, lap)
-            x.add_(buffers.sums)
-            if added is not None:
-                added.add_(index, "down_proj", buffers.gated, x, lap)
+        """fp32 [rows, hidden] behind the last layer; keys and values are stored in `caches`."""
+        x = torch.mul(rows(self._embedding, inputs.ids), self._scale)
+        cos, sin = self._rope.tables[GLOBAL]
+        lengths, run_of, runs = _looked_at(inputs.spans, caches.shape[4])
+        seen = Rows(cos[inputs.rope_rows].numpy(), sin[inputs.rope_rows].numpy(), inputs.cells.numpy(), lengths, run_of, runs)
+        ranks, most = self._lora.ranks(lora)
+        spent = np.zeros(len(PARTS), np.int64)
+        counters = np.zeros(COUNTERS * len(self._layers), np.int64)
+        stored = caches.view(*caches.shape[:3], -1, caches.shape[5]).numpy()
+        lap("other")
+        team().run(decode_step, self._sizes, self._base, seen, ranks, stored, self._buffers(x, most, int(lengths.max())), counters, spent)
+        lap(dict(zip(PARTS, (spent / max(1, spent.sum())).tolist(), strict=True)))
         return x
 
-    def _product(self, weight: CpuWeight, x: Tensor, y: Tensor, bias: Tensor | None, lap: Lap) -> None:
-        lap("other")
-        product = weight.product(x)
-        lap("base matmul")
-        y.copy_(product)
-        if bias is not None:
-            y.add_(bias)
+    def _buffers(self, x: Tensor, rank_rows: int, tokens: int) -> Buffers:
+        facts, count, threads = self._facts, x.shape[0], team().threads
+        mixed = facts.heads * facts.head_dim
+        most = max(facts.hidden, mixed, facts.intermediate)
+        own = ((count, facts.hidden), (count, most // 32), (tokens,))
+        widths = (mixed + 2 * facts.kv_heads * facts.head_dim, mixed, facts.hidden, 2 * facts.intermediate, facts.intermediate, rank_rows)
+        return Buffers(x.numpy(), *(np.empty((threads, *shape), np.float32) for shape in own), scratch(),
+                       *(np.empty((count, width), np.float32) for width in widths))
 
 
-def _attend(runs: Sequence[StoredRuns], index: int, buffers: StepBuffers) -> None:
-    for q, stored, out in zip(buffers.q, runs, buffers.mixed_rows, strict=True):
-        # torch's kernel takes rows whose scores are all NaN for masked ones and returns zeros; 0 * q adds nothing but NaN
-        out.copy_(stored.attend(q, index).add_(q, alpha=0))
+def _base(layers: Sequence[Layer]) -> Base:
+    parts: list[tuple[int, ...]] = []
+    linears = np.empty((len(layers), 4, 2), np.int64)
+    outputs = sum(linear.weight.shape[0] for linear in layers[0].linears)
+    biases, has_bias = np.zeros((len(layers), outputs), np.float32), np.zeros((len(layers), 4), np.bool_)
+    for index, layer in enumerate(layers):
+        start = 0
+        for number, linear in enumerate(layer.linears):
+            linears[index, number] = len(parts), len(parts) + len(linear.weight.parts)
+            first = 0
+            for part in linear.weight.parts:
+                parts.append((*part.place, first))
+                first += part.shape[0]
+            if linear.bias is not None:
+                biases[index, start:start + first], has_bias[index, number] = linear.bias.numpy(), True
+            start += first
+    norms = np.stack([np.stack([layer.before_attention.rms.weight.numpy(), layer.before_mlp.rms.weight.numpy()]) for layer in layers])
+    return Base(np.array(parts, np.int64), linears, biases, has_bias, norms)
+
+
+def _looked_at(spans: Sequence[Span], block_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lengths, run_of and runs of `Rows`, of spans of one row."""
+    runs = [(first * block_tokens, blocks * block_tokens) for span in spans for first, blocks in span.runs]
+    return (np.array([span.length for span in spans], np.int64), np.cumsum([0, *(len(span.runs) for span in spans)], dtype=np.int64),
+            np.array(runs, np.int64))
 
 
 def suits_cpu_forward(facts: ModelFacts, layers: Sequence[Layer]) -> bool:
-    """Whether steps of replies have calls of their own: all linears are multiplied packed, and the decoder is like llama."""
-    if not all(isinstance(linear.weight, CpuWeight) for layer in layers for linear in layer.linears):
+    """Whether steps of replies are computed so: all linears are multiplied packed, and the decoder is like llama."""
+    weights = [linear.weight for layer in layers for linear in layer.linears]
+    if not all(isinstance(weight, CpuWeight) and all(isinstance(part, CodedRows) for part in weight.parts) for weight in weights):
         return False
     return (facts.activation == "silu" and facts.residual_scale == 1 and not facts.qk_norm and not facts.attention_softcap
             and not any(facts.windows) and not facts.norms.after_attention and not facts.norms.after_mlp
             and facts.rotary == facts.head_dim and all(layer.rope == GLOBAL for layer in layers)
-            and all(layer.before_attention.rms.few_ops for layer in layers))
+            and all(place.rms.weight.dtype == torch.float32 for layer in layers for place in layer.norms))

@@ -1,94 +1,90 @@
-"""Low-rank deltas of a step of replies on a CPU: A in eight bits where these do, for all adapters of the step at once, B as it lies in
-the slots."""
+"""Low-rank deltas of a step of replies on a CPU, as its compiled step reads them: in bf16 where that is what was trained."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.int8_rows import Int8Rows, round_int8
-from ...kernels.lora import LoraLinear, LoraStep
+from ...kernels.cpu.rank_rows import Ranks
+from ...kernels.lora import LoraLinear
 from ..routing import Routing
-from .acting import ActiveLora, Lap
+from .acting import ActiveLora
 
 KEPT = 2
 """compositions"""
-MOST_ERROR = 0.02
-"""of a row of A by eight bits, relative to its length: three times what they do to rows of trained ones"""
+LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
-class _Rounded:
-    """A LoraLinear whose A is in eight bits, or as it is where these do not do."""
+class _Composition:
+    """The parts of Ranks that no step changes, of a routing."""
 
-    a: Int8Rows | Tensor
-    lora: LoraLinear
-    sizes: tuple[int, ...]
-    """rank rows of each slice"""
-
-
-class StepDeltas:
-    """The adapters of a step, with its weights, over buffers whose views are kept in `views`."""
-
-    def __init__(self, linears: Mapping[tuple[int, str], _Rounded], step: LoraStep, views: dict[tuple[str, int, int], Tensor]) -> None:
-        self._linears, self._step, self._views = linears, step, views
-
-    def add_(self, layer: int, name: str, x: Tensor, y: Tensor, lap: Lap) -> None:
-        """Semantics: y += (row_weights * (x A^T)) B of this linear.  x [rows, d_in] bf16, y [rows, d_out] fp32 in place."""
-        found = self._linears.get((layer, name))
-        if found is None:
-            return
-        lap("other")
-        h = _shrunk(x, found.a).mul_(self._step.row_weights(found.lora))
-        lap("shrink")
-        slices = found.lora.slices
-        for part, rank_rows in zip(slices, (h,) if len(slices) == 1 else h.split(found.sizes, 1), strict=True):
-            self._view(name, y, part.out_start, part.out_end).addmm_(rank_rows, part.b)
-        lap("expand")
-
-    def _view(self, name: str, y: Tensor, start: int, end: int) -> Tensor:
-        if end - start == y.shape[1]:
-            return y
-        view = self._views.get((name, start, end))
-        if view is None:
-            view = self._views[name, start, end] = y[:, start:end]
-        return view
+    routing: Routing
+    places: np.ndarray
+    slices: np.ndarray
+    layouts: tuple[LoraLinear, ...]
+    """one of each, in the order of their weights"""
+    most: int
+    """rank rows of a linear"""
+    factors: tuple[Tensor, ...]
+    """whose addresses stand in `places` and `slices`"""
 
 
 class CpuLora:
-    """The last compositions of adapters, their A rounded when a step first needs them."""
+    """The last compositions of adapters, made ready when a step first needs them."""
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[int, tuple[Routing, dict[tuple[int, str], _Rounded]]] = OrderedDict()
+    def __init__(self, layers: int) -> None:
+        self._layers = layers
+        self._none = Ranks(np.zeros((layers, 4, 6), np.int64), np.zeros((0, 6), np.int64), np.zeros(0, np.float32))
+        self._kept: OrderedDict[int, _Composition] = OrderedDict()
 
-    def begin(self, lora: ActiveLora, views: dict[tuple[str, int, int], Tensor]) -> StepDeltas:
-        """`views`: those of the step's buffers."""
-        routing = lora.routing
-        if id(routing) not in self._kept:
-            self._kept[id(routing)] = routing, {
-                (index, name): _Rounded(_rounded(linear.a), linear, tuple(part.row_end - part.row_start for part in linear.slices))
-                for index, layer in enumerate(routing.layers[:-1]) for name, linear in layer.items()}
+    def ranks(self, lora: ActiveLora | None) -> tuple[Ranks, int]:
+        """The deltas of a step, and the most rank rows of a linear. They are valid until two other compositions were asked for."""
+        if lora is None:
+            return self._none, 0
+        key = id(lora.routing)
+        if key not in self._kept:
+            self._kept[key] = _compose(lora.routing, self._layers)
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(id(routing))
-        return StepDeltas(self._kept[id(routing)][1], lora.body.step, views)
+        self._kept.move_to_end(key)
+        found, step = self._kept[key], lora.body.step
+        weights = [step.row_weights(linear).expand(-1, linear.a.shape[0]).reshape(-1) for linear in found.layouts]
+        return Ranks(found.places, found.slices, torch.cat(weights).numpy()), found.most
 
 
-def _rounded(a: Tensor) -> Int8Rows | Tensor:
-    """`a` in eight bits; as it is where a few numbers of a row are so large that its others would be lost."""
-    found = round_int8(a)
-    error = found.scales.float() * (a.shape[1] / 12) ** 0.5  # numbers are off by 1 / sqrt(12) of a scale, on the whole
-    return a if bool((error > MOST_ERROR * a.norm(dim=1)).any()) else found
+def _compose(routing: Routing, layers: int) -> _Composition:
+    places, slices, factors = np.zeros((layers, 4, 6), np.int64), [], []
+    starts: dict[int, int] = {}
+    layouts: list[LoraLinear] = []
+    before = 0
+    for index in range(layers):
+        for number, name in enumerate(LINEARS):
+            linear = routing.layers[index].get(name)
+            if linear is None:
+                continue
+            if linear.layout not in starts:
+                starts[linear.layout] = before
+                layouts.append(linear)
+                before += linear.a.shape[0]
+            a = _short(linear.a)
+            parts = [(part, _short(part.b)) for part in linear.slices]
+            first = len(slices)
+            slices += [(part.row_start, part.row_end, part.out_start, part.out_end, b.data_ptr(), b.dtype == torch.bfloat16)
+                       for part, b in parts]
+            places[index, number] = (a.data_ptr(), a.shape[0], a.dtype == torch.bfloat16, starts[linear.layout], first, len(slices))
+            factors += [a, *(b for _, b in parts)]
+    most = max((linear.a.shape[0] for linear in layouts), default=0)
+    return _Composition(routing, places, np.array(slices, np.int64).reshape(-1, 6), tuple(layouts), most, tuple(factors))
 
 
-def _shrunk(x: Tensor, a: Int8Rows | Tensor) -> Tensor:
-    """fp32 [rows, K], which may be written to.  x [rows, d_in] bf16"""
-    if isinstance(a, Int8Rows):
-        return torch._weight_int8pack_mm(x, a.numbers, a.scales).float()
-    return torch.mm(x.float(), a.t())
+def _short(factor: Tensor) -> Tensor:
+    """`factor` in bf16 where nothing is lost by it: half the memory to read; else fp32."""
+    short, whole = factor.bfloat16(), factor.float()
+    return short.contiguous() if torch.equal(short.float(), whole) else whole.contiguous()
 
 
 def is_low_rank(lora: ActiveLora) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -32,10 +33,12 @@ from .acting import (
     linear,
     norm,
 )
-from .cpu_forward import CpuForward, suits_cpu_forward
 from .facts import ModelFacts, linear_layout, module_shapes
 from .layers import NO_ROPE, Layer, take_layer
 from .rope import RopeTables, Table
+
+if TYPE_CHECKING:
+    from .cpu_forward import CpuForward
 
 
 class Decoder:
@@ -55,9 +58,7 @@ class Decoder:
         self.scores = Scores(facts.attention_scale or None, facts.attention_softcap)
         scale = facts.embedding_scale
         self.embedding_scale = torch.tensor(scale).to(self.dtype).item() if facts.rounded_embedding_scale else scale
-        self._replies: CpuForward | None = None
-        if suits_cpu_forward(facts, self.layers):
-            self._replies = CpuForward(facts, self.embedding, self.embedding_scale, self.layers, self.rope)
+        self._replies = _cpu_forward(self) if self.multiplies_packed else None
 
     @property
     def nbytes(self) -> int:
@@ -196,6 +197,13 @@ class Decoder:
             logits.div_(self.facts.logit_divisor)
         cap = self.facts.logit_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+def _cpu_forward(decoder: Decoder) -> CpuForward | None:
+    from .cpu_forward import CpuForward, suits_cpu_forward  # it brings numba
+    if not suits_cpu_forward(decoder.facts, decoder.layers):
+        return None
+    return CpuForward(decoder.facts, decoder.embedding, decoder.embedding_scale, decoder.layers, decoder.rope)
 
 
 def _normed(x: Tensor, place: Norm | None, deltas: Deltas) -> Tensor:

@@ -9,7 +9,7 @@ from .entry import TensorEntry
 DENSE_SHARE = 0.75
 """of the memory that is free, what dense weights may take before packed ones are chosen unasked: keys, values and adapters need the rest"""
 
-CPU_BITS = {"Q4_0": 5, "Q4_1": 5, "Q4_K": 5, "Q5_0": 8, "Q5_1": 8, "Q5_K": 8, "Q6_K": 8, "Q8_0": 8}
+CPU_BITS = {"Q4_0": 5.0, "Q4_1": 5.0, "Q4_K": 5.0, "Q5_0": 8.5, "Q5_1": 9.0, "Q5_K": 9.0, "Q6_K": 9.0, "Q8_0": 8.5}
 """of a number of the types that a CPU's products of packed numbers take, as they take them"""
 CPU_MACHINES = ("x86_64", "AMD64")
 """whose processors may have such products"""
@@ -33,6 +33,6 @@ def weight_bytes(entries: Iterable[TensorEntry], itemsize: int, packed: bool, fo
     """Bytes of the tensors in memory where a number of the model takes `itemsize`; `for_cpu`: those that are packed, as a CPU's products
     of packed numbers take them."""
     if packed and for_cpu:
-        return sum(entry.elements * CPU_BITS[entry.type] // 8 if len(entry.shape) == 2 and entry.type in CPU_BITS else
+        return sum(int(entry.elements * CPU_BITS[entry.type]) // 8 if len(entry.shape) == 2 and entry.type in CPU_BITS else
                    weight_bytes((entry,), itemsize, packed) for entry in entries)
     return sum(entry.nbytes if packed and stays_packed(entry, itemsize) else entry.elements * itemsize for entry in entries)

@@ -1,0 +1,171 @@
+"""Products of packed rows over all threads, and their numbers written out."""
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+
+from .block_product import BLOCK, CodeKind, block_product
+from .compiled import compiled, inner, summing
+from .team import Team, meet, take
+from .vectors import code_at, half_at, pointer, signed_at
+
+MOST_ROWS = 32
+"""of x that are multiplied with packed numbers: above, it is faster to unpack these first"""
+TOGETHER = 4
+"""rows of x that a product takes at once"""
+CHUNK = 2
+"""blocks that a thread takes at once"""
+ALONE = 1 << 19
+"""products of two numbers up to which one thread is done before another one is awake"""
+
+KINDS = (CodeKind(4, 32, True), CodeKind(8, 32, False), CodeKind(8, 16, False), CodeKind(8, 32, True))
+_4_1, _4_2, _4_4 = (block_product(KINDS[0], rows) for rows in (1, 2, 4))
+_8_1, _8_2, _8_4 = (block_product(KINDS[1], rows) for rows in (1, 2, 4))
+_16_1, _16_2, _16_4 = (block_product(KINDS[2], rows) for rows in (1, 2, 4))
+_min_1, _min_2, _min_4 = (block_product(KINDS[3], rows) for rows in (1, 2, 4))
+
+
+@cache
+def team() -> Team:
+    """As many threads as torch has."""
+    return Team(torch.get_num_threads())
+
+
+@inner
+def _rows_of_block(kind, rows, codes, scales, groups, x, x_stride, sums, sums_stride, y):
+    """`block_product` of a kind's number for 1, 2 or 4 rows."""
+    if kind == 0:
+        if rows == 1:
+            _4_1(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+        elif rows == 2:
+            _4_2(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+        else:
+            _4_4(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+    elif kind == 1:
+        if rows == 1:
+            _8_1(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+        elif rows == 2:
+            _8_2(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+        else:
+            _8_4(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+    elif kind == 2:
+        if rows == 1:
+            _16_1(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+        elif rows == 2:
+            _16_2(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+        else:
+            _16_4(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+    else:
+        if rows == 1:
+            _min_1(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+        elif rows == 2:
+            _min_2(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+        else:
+            _min_4(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+
+
+@inner
+def _bytes_of(kind):
+    """Of a kind's number: (bytes of a block's codes at one place, of its scales for one group, numbers of a group)."""
+    if kind == 0:
+        return BLOCK // 2, 4 * BLOCK, 32
+    if kind == 1:
+        return BLOCK, 2 * BLOCK, 32
+    if kind == 2:
+        return BLOCK, 2 * BLOCK, 16
+    return BLOCK, 4 * BLOCK, 32
+
+
+@summing
+def group_sums(x, sums):
+    """Semantics: sums[t, g] = sum of x[t, 32 g : 32 g + 32].  x fp32 [T, d], sums fp32 [T, d / 32 or more]"""
+    for row in range(x.shape[0]):
+        for group in range(x.shape[1] // 32):
+            total = np.float32(0)
+            for place in range(32):
+                total += x[row, 32 * group + place]
+            sums[row, group] = total
+
+
+@inner
+def add_product(place, block, x, sums, y, first, adds, scratch):
+    """One block of `place` (CodedRows.place): its columns of y [T, ..], where the matrix begins at column `first`, become the product,
+    or that more where it `adds`. `sums`: group_sums of x; `scratch` fp32 [TOGETHER * BLOCK]."""
+    kind, codes, scales, groups, count = place
+    step, of_group, group = _bytes_of(kind)
+    codes += block * groups * group * step
+    scales += block * groups * of_group
+    here, row, rows = min(BLOCK, count - block * BLOCK), 0, x.shape[0]
+    start = first + block * BLOCK
+    while row < rows:
+        some = 4 if rows - row >= 4 else (2 if rows - row >= 2 else 1)
+        _rows_of_block(kind, some, codes, scales, groups, x.ctypes.data + 4 * row * x.shape[1], x.shape[1],
+                       sums.ctypes.data + 4 * row * sums.shape[1], sums.shape[1], scratch.ctypes.data)
+        for one in range(some):
+            if adds:
+                for lane in range(here):
+                    y[row + one, start + lane] += scratch[one * BLOCK + lane]
+            else:
+                for lane in range(here):
+                    y[row + one, start + lane] = scratch[one * BLOCK + lane]
+        row += some
+
+
+@compiled
+def _multiply(thread, threads, sync, place, x, y, all_sums, all_scratch, counters):
+    sums, scratch = all_sums[thread], all_scratch[thread]
+    group_sums(x, sums)
+    blocks = (place[4] + BLOCK - 1) // BLOCK
+    block = take(counters, 0, CHUNK)
+    while block < blocks:
+        for one in range(block, min(block + CHUNK, blocks)):
+            add_product(place, one, x, sums, y, 0, False, scratch)
+        block = take(counters, 0, CHUNK)
+    meet(sync, threads)
+
+
+@compiled
+def _unpack(thread, threads, sync, place, first, out, all_scratch, counters):
+    kind, codes, scales, groups, _ = place
+    step, of_group, group = _bytes_of(kind)
+    blocks, offsets = out.shape[1] // BLOCK, 4 * BLOCK == of_group
+    scale, offset = all_scratch[thread, :BLOCK], all_scratch[thread, BLOCK:2 * BLOCK]
+    block = take(counters, 0, 1)
+    while block < blocks:
+        found = pointer(codes + (first + block) * groups * group * step)
+        factors = pointer(scales + (first + block) * groups * of_group)
+        for number in range(groups):
+            for lane in range(BLOCK):
+                scale[lane] = half_at(factors, number * of_group // 2 + lane)
+                offset[lane] = half_at(factors, number * of_group // 2 + BLOCK + lane) if offsets else np.float32(0)
+            for column in range(number * group, (number + 1) * group):
+                to = out[column, block * BLOCK:(block + 1) * BLOCK]
+                if kind == 0:
+                    for lane in range(BLOCK // 2):
+                        both = code_at(found, column * step + lane)
+                        to[lane] = np.float32(both & 15) * scale[lane] + offset[lane]
+                        to[lane + 16] = np.float32(both >> 4) * scale[lane + 16] + offset[lane + 16]
+                else:
+                    for lane in range(BLOCK):
+                        to[lane] = np.float32(signed_at(found, column * step + lane)) * scale[lane] + offset[lane]
+        block = take(counters, 0, 1)
+    meet(sync, threads)
+
+
+def multiply(place: tuple[int, int, int, int, int], x: np.ndarray, y: np.ndarray) -> None:
+    """Semantics: y[t, o] = sum_i x[t, i] weight[o, i].  `place`: CodedRows.place; x fp32 [T, d_in], y fp32 [T, rows]."""
+    run = team().alone if x.shape[0] * x.shape[1] * y.shape[1] <= ALONE else team().run
+    sums = np.empty((team().threads, x.shape[0], x.shape[1] // 16), np.float32)
+    run(_multiply, place, x, y, sums, scratch(), np.zeros(1, np.int64))
+
+
+def unpack(place: tuple[int, int, int, int, int], first: int, out: np.ndarray) -> None:
+    """The numbers of the blocks from `first` on, as many as fit into `out`, fp32 [d_in, rows]."""
+    team().run(_unpack, place, first, out, scratch(), np.zeros(1, np.int64))
+
+
+def scratch() -> np.ndarray:
+    """fp32 [threads, TOGETHER * BLOCK]: for the blocks that each thread computes"""
+    return np.empty((team().threads, TOGETHER * BLOCK), np.float32)

@@ -1,0 +1,271 @@
+"""A decoder's layers for a step of replies on a CPU, in one call of all threads.
+
+Between what needs all of something that others compute the threads meet; within, each takes the next task that nobody has. Norms and the
+sums of groups are a few microseconds, so every thread makes them for itself. A row's numbers do not depend on the rows beside it, nor on
+how many threads there are.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .attention import attend
+from .block_product import BLOCK
+from .compiled import compiled, inner, summing
+from .products import add_product, group_sums
+from .rank_rows import ROWS, expand, shrink
+from .team import meet, take
+from .vectors import exp, ticks
+
+QKV, OUT, GATE_UP, DOWN = range(4)
+"""linears of a layer"""
+PARTS = ("base matmul", "shrink", "expand", "attention", "other")
+"""of the time of a step"""
+BASE, SHRINK, EXPAND, ATTENTION, OTHER = range(5)
+COUNTERS = 13
+"""of tasks, a layer"""
+TILE = 64
+"""outputs that a thread finishes at once"""
+
+
+class Sizes(NamedTuple):
+    heads: int
+    kv_heads: int
+    eps: np.float32
+    scale: np.float32
+    """of the scores"""
+
+
+class Base(NamedTuple):
+    parts: np.ndarray
+    """int64 [n, 6]: CodedRows.place of a part of a linear, and its first output"""
+    linears: np.ndarray
+    """int64 [layers, 4, 2]: the parts of a linear, from one to before another"""
+    biases: np.ndarray
+    """fp32 [layers, outputs of all four], zeros where there are none"""
+    has_bias: np.ndarray
+    """bool [layers, 4]"""
+    norms: np.ndarray
+    """fp32 [layers, 2, hidden]: before attention, before the MLP"""
+
+
+class Rows(NamedTuple):
+    """What the rows of a step look at."""
+
+    cos: np.ndarray
+    """fp32 [T, head_dim], and `sin`, whose first half is negated"""
+    sin: np.ndarray
+    cells: np.ndarray
+    """int64 [T]: where its key and its value go"""
+    lengths: np.ndarray
+    """int64 [T]: tokens that it looks at, itself the last"""
+    run_of: np.ndarray
+    """int64 [T + 1]: its first run, and that of the next row"""
+    runs: np.ndarray
+    """int64 [n, 2]: first cell, cells"""
+
+
+class Buffers(NamedTuple):
+    """fp32 [T, ..]. x: the residual stream, in and out."""
+
+    x: np.ndarray
+    normed: np.ndarray
+    """[threads, T, hidden]; those with threads are each thread's own"""
+    totals: np.ndarray
+    """[threads, T, most inputs of a linear / 32]"""
+    scores: np.ndarray
+    """[threads, most tokens that a row looks at]"""
+    scratch: np.ndarray
+    """[threads, TOGETHER * BLOCK]"""
+    qkv: np.ndarray
+    mixed: np.ndarray
+    sums: np.ndarray
+    gate_up: np.ndarray
+    gated: np.ndarray
+    h: np.ndarray
+    """[T, most rank rows of a linear]"""
+
+
+@summing
+def _norm(x, weight, eps, out):
+    for row in range(x.shape[0]):
+        total = np.float32(0)
+        for place in range(x.shape[1]):
+            total += x[row, place] * x[row, place]
+        factor = np.float32(1) / np.sqrt(total / np.float32(x.shape[1]) + eps)
+        for place in range(x.shape[1]):
+            out[row, place] = x[row, place] * factor * weight[place]
+
+
+@inner
+def _products(base, layer, linear, x, sums, y, adds, scratch, counters, index):
+    """The base product of a linear, the blocks of this thread."""
+    first, end = base.linears[layer, linear, 0], base.linears[layer, linear, 1]
+    blocks = 0
+    for part in range(first, end):
+        blocks += (base.parts[part, 4] + BLOCK - 1) // BLOCK
+    block = take(counters, index, 1)
+    while block < blocks:
+        part, here = first, block
+        while here >= (base.parts[part, 4] + BLOCK - 1) // BLOCK:
+            here -= (base.parts[part, 4] + BLOCK - 1) // BLOCK
+            part += 1
+        place = base.parts[part]
+        add_product((place[0], place[1], place[2], place[3], place[4]), here, x, sums, y, place[5], adds, scratch)
+        block = take(counters, index, 1)
+
+
+@inner
+def _add(y, bias):
+    for place in range(y.shape[0]):
+        y[place] += bias[place]
+
+
+@summing
+def _turn(x, cos, sin):
+    """RoPE of one head in place: x * cos + (x's halves exchanged) * sin."""
+    half = x.shape[0] // 2
+    for place in range(half):
+        first, second = x[place], x[place + half]
+        x[place] = first * cos[place] + second * sin[place]
+        x[place + half] = second * cos[place + half] + first * sin[place + half]
+
+
+@inner
+def _copy(x, out):
+    for place in range(x.shape[0]):
+        out[place] = x[place]
+
+
+@summing
+def _gate(gate, up, out):
+    """out = silu(gate) * up"""
+    for place in range(out.shape[0]):
+        out[place] = gate[place] / (np.float32(1) + exp(-gate[place])) * up[place]
+
+
+@inner
+def _tick(thread, spent, part, since):
+    """Add the time since `since` to a part; now."""
+    if thread:
+        return since
+    now = ticks()
+    spent[part] += now - since
+    return now
+
+
+@compiled
+def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers, counters, spent):
+    """`buffers.x` of a step's tokens through all layers; their keys and values go into `caches`, fp32 [layers, 2, kv_heads, cells, d].
+
+    Sizes, Base, Rows, Ranks, Buffers; counters int64 [COUNTERS * layers] zeros; spent int64 [len(PARTS)]: ticks of the first thread by
+    part are added.
+    """
+    x, qkv, mixed, gate_up, gated, h = buffers.x, buffers.qkv, buffers.mixed, buffers.gate_up, buffers.gated, buffers.h
+    count, hidden, d = x.shape[0], x.shape[1], caches.shape[4]
+    heads, kv_heads, inner = sizes.heads, sizes.kv_heads, gated.shape[1]
+    group, width = heads // kv_heads, qkv.shape[1]
+    normed, sums, scores, scratch = buffers.normed[thread], buffers.totals[thread], buffers.scores[thread], buffers.scratch[thread]
+    now = ticks()
+    for layer in range(caches.shape[0]):
+        at = COUNTERS * layer
+        # qkv
+        _norm(x, base.norms[layer, 0], sizes.eps, normed)
+        group_sums(normed, sums)
+        place = ranks.places[layer, QKV]
+        now = _tick(thread, spent, OTHER, now)
+        if place[ROWS]:
+            shrink(place, ranks.weights, normed, h, counters, at)
+            now = _tick(thread, spent, SHRINK, now)
+        _products(base, layer, QKV, normed, sums, qkv, False, scratch, counters, at + 1)
+        meet(sync, threads)
+        now = _tick(thread, spent, BASE, now)
+        # heads: what adapters add to them, RoPE, keys and values to the cache
+        task = take(counters, at + 2, 1)
+        while task < count * (heads + 2 * kv_heads):
+            row, head = task // (heads + 2 * kv_heads), task % (heads + 2 * kv_heads)
+            first, end = head * d, (head + 1) * d
+            here = qkv[row, first:end]
+            if base.has_bias[layer, QKV]:
+                _add(here, base.biases[layer, first:end])
+            if place[ROWS]:
+                expand(place, ranks.slices, h[row], qkv[row], first, end)
+                now = _tick(thread, spent, EXPAND, now)
+            if head < heads + kv_heads:
+                _turn(here, rows.cos[row], rows.sin[row])
+            if head >= heads:
+                _copy(here, caches[layer, (head - heads) // kv_heads, (head - heads) % kv_heads, rows.cells[row]])
+            now = _tick(thread, spent, OTHER, now)
+            task = take(counters, at + 2, 1)
+        meet(sync, threads)
+        now = _tick(thread, spent, OTHER, now)
+        task = take(counters, at + 3, 1)
+        while task < count * heads:
+            row, head = task // heads, task % heads
+            attend(qkv[row, head * d:(head + 1) * d], caches[layer, 0, head // group], caches[layer, 1, head // group],
+                   rows.runs[rows.run_of[row]:rows.run_of[row + 1]], rows.lengths[row], sizes.scale, scores,
+                   mixed[row, head * d:(head + 1) * d])
+            task = take(counters, at + 3, 1)
+        meet(sync, threads)
+        now = _tick(thread, spent, ATTENTION, now)
+        now = _joined(thread, threads, sync, base, ranks, layer, OUT, width, mixed, sums, buffers, scratch, counters, at + 4, spent, now)
+        # MLP
+        _norm(x, base.norms[layer, 1], sizes.eps, normed)
+        group_sums(normed, sums)
+        place = ranks.places[layer, GATE_UP]
+        now = _tick(thread, spent, OTHER, now)
+        if place[ROWS]:
+            shrink(place, ranks.weights, normed, h, counters, at + 7)
+            now = _tick(thread, spent, SHRINK, now)
+        _products(base, layer, GATE_UP, normed, sums, gate_up, False, scratch, counters, at + 8)
+        meet(sync, threads)
+        now = _tick(thread, spent, BASE, now)
+        start = width + hidden
+        in_row = (inner + TILE - 1) // TILE
+        task = take(counters, at + 9, 1)
+        while task < count * in_row:
+            row, first = task // in_row, task % in_row * TILE
+            end = min(first + TILE, inner)
+            if base.has_bias[layer, GATE_UP]:
+                _add(gate_up[row, first:end], base.biases[layer, start + first:start + end])
+                _add(gate_up[row, inner + first:inner + end], base.biases[layer, start + inner + first:start + inner + end])
+            if place[ROWS]:
+                expand(place, ranks.slices, h[row], gate_up[row], first, end)
+                expand(place, ranks.slices, h[row], gate_up[row], inner + first, inner + end)
+                now = _tick(thread, spent, EXPAND, now)
+            _gate(gate_up[row, first:end], gate_up[row, inner + first:inner + end], gated[row, first:end])
+            now = _tick(thread, spent, OTHER, now)
+            task = take(counters, at + 9, 1)
+        meet(sync, threads)
+        now = _tick(thread, spent, OTHER, now)
+        now = _joined(thread, threads, sync, base, ranks, layer, DOWN, start + 2 * inner, gated, sums, buffers, scratch, counters, at + 10,
+                      spent, now)
+
+
+@inner
+def _joined(thread, threads, sync, base, ranks, layer, linear, bias, x, sums, buffers, scratch, counters, index, spent, now):
+    """The residual stream, and the linear of x [T, d_in] more; the time now. `bias`: where its bias begins."""
+    group_sums(x, sums)
+    place, stream, y = ranks.places[layer, linear], buffers.x, buffers.sums
+    now = _tick(thread, spent, OTHER, now)
+    if place[ROWS]:
+        shrink(place, ranks.weights, x, buffers.h, counters, index)
+        now = _tick(thread, spent, SHRINK, now)
+    _products(base, layer, linear, x, sums, y, False, scratch, counters, index + 1)
+    meet(sync, threads)
+    now = _tick(thread, spent, BASE, now)
+    tiles = (stream.shape[1] + TILE - 1) // TILE
+    task = take(counters, index + 2, 1)
+    while task < stream.shape[0] * tiles:
+        row, first = task // tiles, task % tiles * TILE
+        end = min(first + TILE, stream.shape[1])
+        if base.has_bias[layer, linear]:
+            _add(y[row, first:end], base.biases[layer, bias + first:bias + end])
+        if place[ROWS]:
+            expand(place, ranks.slices, buffers.h[row], y[row], first, end)
+            now = _tick(thread, spent, EXPAND, now)
+        _add(stream[row, first:end], y[row, first:end])
+        task = take(counters, index + 2, 1)
+    meet(sync, threads)
+    return _tick(thread, spent, OTHER, now)

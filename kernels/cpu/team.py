@@ -1,0 +1,68 @@
+"""Threads that compute a function together, without Python between its parts."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from .compiled import inner
+from .vectors import fetch_add, give_way, read, write
+
+SPINS = 4000
+"""that a thread looks for the others before it lets another one have its core: some ten microseconds"""
+ARRIVED, ROUND = 0, 8
+"""places in `Team.sync`: how many threads are at the barrier, how often all were; on cache lines of their own"""
+
+
+class Team:
+    """`threads` of them, the caller's among them. They live as long as the process and sleep between calls."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.sync = np.zeros(16, np.int64)
+        self._jobs = [SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]]() for _ in range(threads - 1)]
+        for number, jobs in enumerate(self._jobs, 1):
+            threading.Thread(target=self._work, args=(number, jobs), name=f"cpu-{number}", daemon=True).start()
+
+    def run(self, function: Callable[..., None], *arguments: Any) -> None:
+        """function(thread, threads, sync, *arguments) in all threads: compiled without the GIL, it ends with `meet`."""
+        for jobs in self._jobs:
+            jobs.put((function, arguments))
+        function(0, self.threads, self.sync, *arguments)
+
+    def alone(self, function: Callable[..., None], *arguments: Any) -> None:
+        """`run` in the caller's thread only."""
+        function(0, 1, self.sync, *arguments)
+
+    def _work(self, number: int, jobs: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+        while True:
+            function, arguments = jobs.get()
+            function(number, self.threads, self.sync, *arguments)
+            del function, arguments
+
+
+@inner
+def meet(sync, threads):
+    """Wait until all threads are here; each then sees what the others wrote."""
+    if threads == 1:
+        return
+    arrived, turn = sync.ctypes.data + 8 * ARRIVED, sync.ctypes.data + 8 * ROUND
+    now = read(turn)
+    if fetch_add(arrived, 1) == threads - 1:
+        write(arrived, 0)
+        fetch_add(turn, 1)
+        return
+    spins = 0
+    while read(turn) == now:
+        spins += 1
+        if spins > SPINS:
+            give_way()
+
+
+@inner
+def take(counters, index, count):
+    """The first of `count` tasks that nobody has taken yet of those that `counters[index]` counts."""
+    return fetch_add(counters.ctypes.data + 8 * index, count)
