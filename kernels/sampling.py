@@ -38,13 +38,25 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     logits = _penalised(logits, draws)
     vocabs = [draw.vocab for draw in draws]
     own = without_foreign(logits, vocabs, 0.0)
-    finite = torch.isfinite(torch.stack(torch.aminmax(own, dim=-1))).all(0)  # both are NaN where a number is
+    finite = _finite(own)
     logits = without_foreign(logits, vocabs)
-    tokens = logits.argmax(-1)
+    tokens = _best(logits)
     hot = [row for row, draw in enumerate(draws) if draw.temperature > 0]
     if hot:
         tokens[torch.tensor(hot, device=logits.device)] = _draw(logits[hot], [draws[row] for row in hot])
     return torch.where(finite, tokens, -1).tolist()
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """[rows] bool: whether all numbers of a row are."""
+    if logits.device.type == "cpu":  # numpy takes a tenth of the time
+        return torch.from_numpy(np.isfinite(logits.numpy()).all(-1))
+    return torch.isfinite(torch.stack(torch.aminmax(logits, dim=-1))).all(0)  # both are NaN where a number is
+
+
+def _best(logits: Tensor) -> Tensor:
+    """[rows] int64: the first of the greatest."""
+    return torch.from_numpy(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
 
 
 def without_foreign(logits: Tensor, vocabs: Sequence[int], value: float = -torch.inf) -> Tensor:

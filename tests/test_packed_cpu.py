@@ -62,7 +62,7 @@ def test_numbers_rows_and_products(kind: str, count: int, d_in: int) -> None:
     assert weight.shape == (count, d_in) and isinstance(part, CodedRows)
     assert weight.nbytes == pytest.approx(-(-count // 32) * 32 * d_in * CPU_BITS[kind] / 8)
     if kind.endswith("_K"):  # whose scales are products
-        assert 0 < apart(exact(weight), wanted) < ROUNDED
+        assert 0 < apart(exact(weight), wanted) < 16 * ROUNDED
     else:
         assert torch.equal(exact(weight), wanted)
     ids = torch.tensor([0, count - 1, count // 2, 0])

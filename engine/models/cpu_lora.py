@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...kernels.cpu.rank_rows import Ranks
-from ...kernels.lora import LoraLinear
+from ...kernels.lora import ExpandSlice, LoraLinear
 from ..routing import Routing
 from .acting import ActiveLora
 
@@ -60,6 +62,7 @@ def _compose(routing: Routing, layers: int) -> _Composition:
     places, slices, factors = np.zeros((layers, 4, 6), np.int64), [], []
     starts: dict[int, int] = {}
     layouts: list[LoraLinear] = []
+    columns = routing.column_maps
     before = 0
     for index in range(layers):
         for number, name in enumerate(LINEARS):
@@ -73,12 +76,20 @@ def _compose(routing: Routing, layers: int) -> _Composition:
             a = _short(linear.a)
             parts = [(part, _short(part.b)) for part in linear.slices]
             first = len(slices)
-            slices += [(part.row_start, part.row_end, part.out_start, part.out_end, b.data_ptr(), b.dtype == torch.bfloat16)
-                       for part, b in parts]
+            slices += [piece for part, b in parts for piece in _pieces(part, b, columns[linear.layout].tolist())]
             places[index, number] = (a.data_ptr(), a.shape[0], a.dtype == torch.bfloat16, starts[linear.layout], first, len(slices))
             factors += [a, *(b for _, b in parts)]
     most = max((linear.a.shape[0] for linear in layouts), default=0)
     return _Composition(routing, places, np.array(slices, np.int64).reshape(-1, 6), tuple(layouts), most, tuple(factors))
+
+
+def _pieces(part: ExpandSlice, b: Tensor, columns: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Entries of Ranks.slices: the rank rows of each adapter by themselves, so that their sums are the same beside others."""
+    rows = range(part.row_start, part.row_end)
+    for _, same in groupby(rows, key=lambda row: columns[row]):
+        own = list(same)
+        address = b[own[0] - part.row_start].data_ptr()
+        yield own[0], own[-1] + 1, part.out_start, part.out_end, address, b.dtype == torch.bfloat16
 
 
 def _short(factor: Tensor) -> Tensor:

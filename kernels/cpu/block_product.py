@@ -9,10 +9,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .vectors import F32, I64, LANES, VF16, VF32, VI8, VI32, ZEROS, at, fma, load, splat, store
+from .vectors import F32, I64, LANES, VF16, VF32, VI8, VI32, ZEROS, at, fma, load, prefetch, splat, store
 
 BLOCK = 2 * LANES
 """rows of the matrix that lie together"""
+CACHE_LINE, AHEAD = 64, 3072
+"""bytes; how far behind what is multiplied memory is fetched"""
 UNROLLED = 8
 """places of a row that follow each other without a branch"""
 
@@ -32,13 +34,17 @@ class CodeKind(NamedTuple):
         return BLOCK * self.bits // 8
 
     @property
-    def scale_bytes(self) -> int:
-        """of the scales of a block for one group: fp16, row beside row, the offsets behind them"""
-        return 2 * BLOCK * (1 + self.offsets)
+    def code_bytes(self) -> int:
+        """of a group of a block; behind them its scales, fp16, row beside row, and the offsets behind these"""
+        return self.group * self.step_bytes
+
+    @property
+    def group_bytes(self) -> int:
+        return self.code_bytes + 2 * BLOCK * (1 + self.offsets)
 
 
 def block_product(kind: CodeKind, rows: int) -> Callable[..., None]:
-    """For numba: product(codes, scales, groups, x, x_stride, sums, sums_stride, y), all int64, addresses and counts of floats.
+    """For numba: product(data, groups, x, x_stride, sums, sums_stride, y), all int64, addresses and counts of floats.
 
     Semantics: y[t, j] = sum_i x[t, i] w[j, i] for `rows` rows of x and the 32 rows of a block. x fp32 [rows, x_stride], `sums` fp32
     [rows, sums_stride] the sums of x over its groups (read where the kind has offsets), y fp32 [rows, 32]. A sum is made in an order
@@ -53,8 +59,10 @@ def block_product(kind: CodeKind, rows: int) -> Callable[..., None]:
         return [builder.uitofp(low, VF32), builder.uitofp(high, VF32)]
 
     def add_group(builder: ir.IRBuilder, arguments: tuple[ir.Value, ...], group: ir.Value, totals: list[list[ir.Value]]) -> None:
-        codes, scales, _, x, x_stride, sums, sums_stride, _ = arguments
-        first = at(builder, codes, group, kind.group * kind.step_bytes)
+        data, _, x, x_stride, sums, sums_stride, _ = arguments
+        first = at(builder, data, group, kind.group_bytes)
+        for line in range(0, kind.group_bytes, CACHE_LINE):
+            prefetch(builder, builder.add(first, I64(AHEAD + line)))
         x_rows = [at(builder, at(builder, x, builder.mul(x_stride, I64(row)), 4), group, 4 * kind.group) for row in range(rows)]
         # two chains of sums for each: one alone would wait for itself
         parts = [[[cgutils.alloca_once_value(builder, ZEROS) for _ in (0, 1)] for _ in (0, 1)] for _ in range(rows)]
@@ -68,7 +76,7 @@ def block_product(kind: CodeKind, rows: int) -> Callable[..., None]:
                     factor = splat(builder, load(builder, at(builder, x_rows[row], here, 4), F32))
                     for half, part in enumerate(parts[row][place % 2]):
                         builder.store(fma(builder, numbers[half], factor, builder.load(part)), part)
-        found = at(builder, scales, group, kind.scale_bytes)
+        found = builder.add(first, I64(kind.code_bytes))
         for half in (0, 1):
             scale = builder.fpext(load(builder, builder.add(found, I64(2 * LANES * half)), VF16), VF32)
             offset = None
@@ -87,12 +95,12 @@ def block_product(kind: CodeKind, rows: int) -> Callable[..., None]:
         name = f"block_product_{kind.bits}_{kind.group}_{kind.offsets:d}_{rows}"
         found = module.globals.get(name)
         if found is None:
-            found = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 8), name)
+            found = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 7), name)
             found.linkage = "internal"
             found.attributes.add("noinline")
             builder = ir.IRBuilder(found.append_basic_block())
             totals = [[cgutils.alloca_once_value(builder, ZEROS) for _ in (0, 1)] for _ in range(rows)]
-            with cgutils.for_range(builder, found.args[2], intp=I64) as loop:
+            with cgutils.for_range(builder, found.args[1], intp=I64) as loop:
                 add_group(builder, found.args, loop.index, totals)
             for row in range(rows):
                 for half in (0, 1):
@@ -101,10 +109,10 @@ def block_product(kind: CodeKind, rows: int) -> Callable[..., None]:
         return found
 
     @intrinsic
-    def product(typing, codes, scales, groups, x, x_stride, sums, sums_stride, y):
+    def product(typing, data, groups, x, x_stride, sums, sums_stride, y):
         def build(context, builder, signature, arguments):
             builder.call(function(builder.module), arguments)
             return context.get_dummy_value()
-        return types.void(*[types.int64] * 8), build
+        return types.void(*[types.int64] * 7), build
 
     return product

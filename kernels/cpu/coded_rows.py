@@ -12,6 +12,7 @@ from ..quant import QUANT_TYPES
 from ..quant.codes import CODED, coded_rows
 from .block_product import BLOCK, CodeKind
 from .products import KINDS, MOST_ROWS, multiply, unpack
+from .vectors import LANES
 
 PACKED_ELEMENTS = 1 << 20
 """that are packed at once"""
@@ -23,26 +24,25 @@ ROUNDED = 2.0**-11
 
 @dataclass(frozen=True, slots=True)
 class CodedRows:
-    """[count, d_in]. `codes`: uint8 [blocks, d_in, bytes of a block at one place]; `scales`: fp16 [blocks, groups, 1 or 2, BLOCK], behind
-    the scales the offsets (see CodeKind). The last block is filled up with zeros."""
+    """[count, d_in]. `data`: uint8 [blocks, groups, bytes of a group], in each the codes of a block place by place and its scales (see
+    CodeKind). The last block is filled up with zeros."""
 
     kind: CodeKind
-    codes: Tensor
-    scales: Tensor
+    data: Tensor
     count: int
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.count, self.codes.shape[1]
+        return self.count, self.data.shape[1] * self.kind.group
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes
+        return self.data.nbytes
 
     @property
-    def place(self) -> tuple[int, int, int, int, int]:
-        """What the compiled functions need to know: its kind's number, the addresses of codes and scales, groups of a row, rows."""
-        return KINDS.index(self.kind), self.codes.data_ptr(), self.scales.data_ptr(), self.scales.shape[1], self.count
+    def place(self) -> tuple[int, int, int, int]:
+        """What the compiled functions need to know: its kind's number, the address of its data, groups of a row, rows."""
+        return KINDS.index(self.kind), self.data.data_ptr(), self.data.shape[1], self.count
 
     def linear(self, x: Tensor) -> Tensor:
         """Semantics: y[t, o] = sum_i x[t, i] weight[o, i], by fp32 throughout.  x [T, d_in] of any float type; y fp32 [T, count]."""
@@ -58,16 +58,15 @@ class CodedRows:
     def rows(self, ids: Tensor) -> Tensor:
         """Semantics: y[t] = weight[ids[t]].  ids [T] int64; y fp32 [T, d_in]."""
         block, lane = ids.div(BLOCK, rounding_mode="floor"), ids % BLOCK
-        codes = self.codes.index_select(0, block)
-        here = (lane % codes.shape[2]).view(-1, 1, 1).expand(-1, codes.shape[1], 1)
-        found = codes.gather(2, here).squeeze(2)
+        codes, scales = _fields(self.kind, self.data.index_select(0, block))
+        width = self.kind.step_bytes
+        found = codes.gather(3, (lane % width).view(-1, 1, 1, 1).expand(*codes.shape[:3], 1)).squeeze(3)
         if self.kind.bits == 4:
-            found = (found >> (lane // codes.shape[2] * 4).to(torch.uint8).unsqueeze(1)) & 15
+            found = (found >> (lane // width * 4).to(torch.uint8).view(-1, 1, 1)) & 15
         else:
             found = found.view(torch.int8)
-        scales = self.scales.index_select(0, block).float()
-        scales = scales.gather(3, lane.view(-1, 1, 1, 1).expand(*scales.shape[:3], 1)).squeeze(3)
-        numbers = found.view(*scales.shape[:2], self.kind.group).float().mul_(scales[:, :, :1])
+        scales = scales.float().gather(3, lane.view(-1, 1, 1, 1).expand(*scales.shape[:3], 1)).squeeze(3)
+        numbers = found.float().mul_(scales[:, :, :1])
         return (numbers.add_(scales[:, :, 1:]) if self.kind.offsets else numbers).flatten(1)
 
     def chunks(self, elements: int) -> Iterator[tuple[int, Tensor]]:
@@ -93,28 +92,29 @@ def code_rows(rows: PackedRows) -> CodedRows | None:
     kind = CodeKind(coded.bits, coded.group, coded.offsets)
     count, d_in = rows.data.shape[0], rows.data.shape[1] // file.block_bytes * file.block_elements
     blocks, groups = -(-count // BLOCK), d_in // kind.group
-    codes = torch.zeros(blocks, d_in, kind.step_bytes, dtype=torch.uint8)
-    scales = torch.zeros(blocks, groups, 1 + kind.offsets, BLOCK, dtype=torch.float16)
+    data = torch.zeros(blocks, groups, kind.group_bytes, dtype=torch.uint8)
     for first in range(0, blocks, step := max(1, PACKED_ELEMENTS // (BLOCK * d_in))):
-        part = rows.data[first * BLOCK:(first + step) * BLOCK]
-        q, scale, offset = coded_rows(part, rows.type, file.block_bytes)
+        q, scale, offset = coded_rows(rows.data[first * BLOCK:(first + step) * BLOCK], rows.type, file.block_bytes)
+        codes, scales = _fields(kind, data[first:first + step])
         for number, exact in enumerate((scale, offset) if kind.offsets else (scale,)):
             if bool(((exact.half().float() - exact).abs() > ROUNDED * exact.abs()).any()):
                 return None
-            _by_block(exact.half(), scales[first:first + step, :, number])
-        here = codes[first:first + step]
-        if kind.bits == 8:
-            _by_block(q.view(torch.uint8), here)
-        else:
-            both = torch.zeros(here.shape[0], d_in, BLOCK, dtype=torch.uint8)
-            _by_block(q, both)
-            here.copy_(both[:, :, :BLOCK // 2] | both[:, :, BLOCK // 2:] << 4)
-    return CodedRows(kind, codes, scales, count)
+            scales[:, :, number] = _by_block(exact.half())
+        by_block = _by_block(q.view(torch.uint8)).view(codes.shape[0], groups, kind.group, BLOCK)
+        codes.copy_(by_block if kind.bits == 8 else by_block[..., :LANES] | by_block[..., LANES:] << 4)
+    return CodedRows(kind, data, count)
 
 
-def _by_block(rows: Tensor, out: Tensor) -> None:
-    """[n, m] -> out [blocks, m, BLOCK], whose last rows may stay as they are."""
-    whole = rows.shape[0] // BLOCK
-    out[:whole] = rows[:whole * BLOCK].view(whole, BLOCK, rows.shape[1]).transpose(1, 2)
-    if whole < out.shape[0]:
-        out[whole, :, :rows.shape[0] - whole * BLOCK] = rows[whole * BLOCK:].t()
+def _fields(kind: CodeKind, data: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of uint8 [blocks, groups, bytes of a group]: codes [blocks, groups, group, bytes of a block at one place], scales fp16
+    [blocks, groups, 1 or 2, BLOCK]"""
+    codes, scales = data[:, :, :kind.code_bytes], data[:, :, kind.code_bytes:]
+    return codes.unflatten(2, (kind.group, kind.step_bytes)), scales.view(torch.float16).unflatten(2, (1 + kind.offsets, BLOCK))
+
+
+def _by_block(rows: Tensor) -> Tensor:
+    """[n, m] -> [blocks, m, BLOCK], zeros behind the last row."""
+    blocks = -(-rows.shape[0] // BLOCK)
+    whole = torch.zeros(blocks * BLOCK, rows.shape[1], dtype=rows.dtype)
+    whole[:rows.shape[0]] = rows
+    return whole.view(blocks, BLOCK, rows.shape[1]).transpose(1, 2)

@@ -8,15 +8,13 @@ import torch
 
 from .block_product import BLOCK, CodeKind, block_product
 from .compiled import compiled, inner, summing
-from .team import Team, meet, take
+from .team import Team, meet, portion, take
 from .vectors import code_at, half_at, pointer, signed_at
 
 MOST_ROWS = 32
 """of x that are multiplied with packed numbers: above, it is faster to unpack these first"""
 TOGETHER = 4
 """rows of x that a product takes at once"""
-CHUNK = 2
-"""blocks that a thread takes at once"""
 ALONE = 1 << 19
 """products of two numbers up to which one thread is done before another one is awake"""
 
@@ -25,6 +23,7 @@ _4_1, _4_2, _4_4 = (block_product(KINDS[0], rows) for rows in (1, 2, 4))
 _8_1, _8_2, _8_4 = (block_product(KINDS[1], rows) for rows in (1, 2, 4))
 _16_1, _16_2, _16_4 = (block_product(KINDS[2], rows) for rows in (1, 2, 4))
 _min_1, _min_2, _min_4 = (block_product(KINDS[3], rows) for rows in (1, 2, 4))
+_BYTES_4, _BYTES_8, _BYTES_16, _BYTES_MIN = (kind.group_bytes for kind in KINDS)
 
 
 @cache
@@ -34,48 +33,42 @@ def team() -> Team:
 
 
 @inner
-def _rows_of_block(kind, rows, codes, scales, groups, x, x_stride, sums, sums_stride, y):
+def _rows_of_block(kind, rows, data, groups, x, x_stride, sums, sums_stride, y):
     """`block_product` of a kind's number for 1, 2 or 4 rows."""
     if kind == 0:
         if rows == 1:
-            _4_1(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+            _4_1(data, groups, x, x_stride, sums, sums_stride, y)
         elif rows == 2:
-            _4_2(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+            _4_2(data, groups, x, x_stride, sums, sums_stride, y)
         else:
-            _4_4(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+            _4_4(data, groups, x, x_stride, sums, sums_stride, y)
     elif kind == 1:
         if rows == 1:
-            _8_1(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+            _8_1(data, groups, x, x_stride, sums, sums_stride, y)
         elif rows == 2:
-            _8_2(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+            _8_2(data, groups, x, x_stride, sums, sums_stride, y)
         else:
-            _8_4(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+            _8_4(data, groups, x, x_stride, sums, sums_stride, y)
     elif kind == 2:
         if rows == 1:
-            _16_1(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+            _16_1(data, groups, x, x_stride, sums, sums_stride, y)
         elif rows == 2:
-            _16_2(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+            _16_2(data, groups, x, x_stride, sums, sums_stride, y)
         else:
-            _16_4(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+            _16_4(data, groups, x, x_stride, sums, sums_stride, y)
     else:
         if rows == 1:
-            _min_1(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+            _min_1(data, groups, x, x_stride, sums, sums_stride, y)
         elif rows == 2:
-            _min_2(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+            _min_2(data, groups, x, x_stride, sums, sums_stride, y)
         else:
-            _min_4(codes, scales, groups, x, x_stride, sums, sums_stride, y)
+            _min_4(data, groups, x, x_stride, sums, sums_stride, y)
 
 
 @inner
 def _bytes_of(kind):
-    """Of a kind's number: (bytes of a block's codes at one place, of its scales for one group, numbers of a group)."""
-    if kind == 0:
-        return BLOCK // 2, 4 * BLOCK, 32
-    if kind == 1:
-        return BLOCK, 2 * BLOCK, 32
-    if kind == 2:
-        return BLOCK, 2 * BLOCK, 16
-    return BLOCK, 4 * BLOCK, 32
+    """Of a kind's number: CodeKind.group_bytes"""
+    return (_BYTES_4, _BYTES_8, _BYTES_16, _BYTES_MIN)[kind]
 
 
 @summing
@@ -90,26 +83,20 @@ def group_sums(x, sums):
 
 
 @inner
-def add_product(place, block, x, sums, y, first, adds, scratch):
-    """One block of `place` (CodedRows.place): its columns of y [T, ..], where the matrix begins at column `first`, become the product,
-    or that more where it `adds`. `sums`: group_sums of x; `scratch` fp32 [TOGETHER * BLOCK]."""
-    kind, codes, scales, groups, count = place
-    step, of_group, group = _bytes_of(kind)
-    codes += block * groups * group * step
-    scales += block * groups * of_group
+def block_of_product(place, block, x, sums, y, first, scratch):
+    """One block of `place` (CodedRows.place): its columns of y [T, ..], where the matrix begins at column `first`.
+    `sums`: group_sums of x; `scratch` fp32 [TOGETHER * BLOCK]."""
+    kind, data, groups, count = place
+    data += block * groups * _bytes_of(kind)
     here, row, rows = min(BLOCK, count - block * BLOCK), 0, x.shape[0]
     start = first + block * BLOCK
     while row < rows:
         some = 4 if rows - row >= 4 else (2 if rows - row >= 2 else 1)
-        _rows_of_block(kind, some, codes, scales, groups, x.ctypes.data + 4 * row * x.shape[1], x.shape[1],
+        _rows_of_block(kind, some, data, groups, x.ctypes.data + 4 * row * x.shape[1], x.shape[1],
                        sums.ctypes.data + 4 * row * sums.shape[1], sums.shape[1], scratch.ctypes.data)
         for one in range(some):
-            if adds:
-                for lane in range(here):
-                    y[row + one, start + lane] += scratch[one * BLOCK + lane]
-            else:
-                for lane in range(here):
-                    y[row + one, start + lane] = scratch[one * BLOCK + lane]
+            for lane in range(here):
+                y[row + one, start + lane] = scratch[one * BLOCK + lane]
         row += some
 
 
@@ -117,31 +104,32 @@ def add_product(place, block, x, sums, y, first, adds, scratch):
 def _multiply(thread, threads, sync, place, x, y, all_sums, all_scratch, counters):
     sums, scratch = all_sums[thread], all_scratch[thread]
     group_sums(x, sums)
-    blocks = (place[4] + BLOCK - 1) // BLOCK
-    block = take(counters, 0, CHUNK)
+    blocks = (place[3] + BLOCK - 1) // BLOCK
+    count = portion(blocks, threads)
+    block = take(counters, 0, count)
     while block < blocks:
-        for one in range(block, min(block + CHUNK, blocks)):
-            add_product(place, one, x, sums, y, 0, False, scratch)
-        block = take(counters, 0, CHUNK)
+        for one in range(block, min(block + count, blocks)):
+            block_of_product(place, one, x, sums, y, 0, scratch)
+        block = take(counters, 0, count)
     meet(sync, threads)
 
 
 @compiled
 def _unpack(thread, threads, sync, place, first, out, all_scratch, counters):
-    kind, codes, scales, groups, _ = place
-    step, of_group, group = _bytes_of(kind)
-    blocks, offsets = out.shape[1] // BLOCK, 4 * BLOCK == of_group
+    kind, data, groups, _ = place
+    nbytes, group = _bytes_of(kind), 16 if kind == 2 else 32
+    blocks, offsets, step = out.shape[1] // BLOCK, kind == 0 or kind == 3, BLOCK // 2 if kind == 0 else BLOCK
     scale, offset = all_scratch[thread, :BLOCK], all_scratch[thread, BLOCK:2 * BLOCK]
     block = take(counters, 0, 1)
     while block < blocks:
-        found = pointer(codes + (first + block) * groups * group * step)
-        factors = pointer(scales + (first + block) * groups * of_group)
         for number in range(groups):
+            start = data + ((first + block) * groups + number) * nbytes
+            found, factors = pointer(start), pointer(start + group * step)
             for lane in range(BLOCK):
-                scale[lane] = half_at(factors, number * of_group // 2 + lane)
-                offset[lane] = half_at(factors, number * of_group // 2 + BLOCK + lane) if offsets else np.float32(0)
-            for column in range(number * group, (number + 1) * group):
-                to = out[column, block * BLOCK:(block + 1) * BLOCK]
+                scale[lane] = half_at(factors, lane)
+                offset[lane] = half_at(factors, BLOCK + lane) if offsets else np.float32(0)
+            for column in range(group):
+                to = out[number * group + column, block * BLOCK:(block + 1) * BLOCK]
                 if kind == 0:
                     for lane in range(BLOCK // 2):
                         both = code_at(found, column * step + lane)
@@ -154,14 +142,14 @@ def _unpack(thread, threads, sync, place, first, out, all_scratch, counters):
     meet(sync, threads)
 
 
-def multiply(place: tuple[int, int, int, int, int], x: np.ndarray, y: np.ndarray) -> None:
+def multiply(place: tuple[int, int, int, int], x: np.ndarray, y: np.ndarray) -> None:
     """Semantics: y[t, o] = sum_i x[t, i] weight[o, i].  `place`: CodedRows.place; x fp32 [T, d_in], y fp32 [T, rows]."""
     run = team().alone if x.shape[0] * x.shape[1] * y.shape[1] <= ALONE else team().run
     sums = np.empty((team().threads, x.shape[0], x.shape[1] // 16), np.float32)
     run(_multiply, place, x, y, sums, scratch(), np.zeros(1, np.int64))
 
 
-def unpack(place: tuple[int, int, int, int, int], first: int, out: np.ndarray) -> None:
+def unpack(place: tuple[int, int, int, int], first: int, out: np.ndarray) -> None:
     """The numbers of the blocks from `first` on, as many as fit into `out`, fp32 [d_in, rows]."""
     team().run(_unpack, place, first, out, scratch(), np.zeros(1, np.int64))
 

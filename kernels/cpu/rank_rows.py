@@ -11,6 +11,8 @@ from .vectors import bf16_at, float_at, pointer
 
 SHRUNK = 4
 """rank rows that a thread takes at once"""
+TOGETHER = 4
+"""rank rows that are added at once"""
 ADDRESS, ROWS, BF16, WEIGHTS, FIRST, END = range(6)
 """of `Ranks.places`"""
 ROW_START, ROW_END, OUT_START, OUT_END, B_ADDRESS, B_BF16 = range(6)
@@ -24,8 +26,8 @@ class Ranks(NamedTuple):
     """int64 [layers, 4, 6], by linear: address of A [rows, d_in], its rows (0: nothing acts here), whether they are bf16 (else fp32),
     how many rank rows of `weights` are before its own, its slices from one to before another"""
     slices: np.ndarray
-    """int64 [n, 6]: rank rows from one to before another act on outputs from one to before another; address of B [rows, outputs] of
-    these, whether it is bf16"""
+    """int64 [n, 6]: rank rows of one adapter from one to before another act on outputs from one to before another; address of B [rows,
+    outputs] of these, whether it is bf16"""
     weights: np.ndarray
     """fp32: row weights of tokens and rank rows, one layout behind the other"""
 
@@ -65,16 +67,21 @@ def expand(place, slices, h, y, first, end):
         start, stop, width = max(first, part[OUT_START]), min(end, part[OUT_END]), part[OUT_END] - part[OUT_START]
         if start >= stop:
             continue
-        out = y[start:stop]
-        for k in range(part[ROW_START], part[ROW_END]):
-            factor = h[k]
-            if factor == 0:
+        out, nbytes = y[start:stop], 2 if part[B_BF16] else 4
+        for k in range(part[ROW_START], part[ROW_END], TOGETHER):
+            # four at once, for the outputs are read and written each time; behind the last it is taken again, times zero
+            last = part[ROW_END] - 1
+            a, b = h[k], h[k + 1] if k + 1 <= last else np.float32(0)
+            c, d = h[k + 2] if k + 2 <= last else np.float32(0), h[k + 3] if k + 3 <= last else np.float32(0)
+            if a == 0 and b == 0 and c == 0 and d == 0:
                 continue
-            here = (k - part[ROW_START]) * width + start - part[OUT_START]
-            row = pointer(part[B_ADDRESS] + (2 if part[B_BF16] else 4) * here)
+            row = pointer(part[B_ADDRESS] + nbytes * ((k - part[ROW_START]) * width + start - part[OUT_START]))
+            second, third, fourth = min(k + 1, last) - k, min(k + 2, last) - k, min(k + 3, last) - k
             if part[B_BF16]:
                 for o in range(out.shape[0]):
-                    out[o] += factor * bf16_at(row, o)
+                    out[o] += (a * bf16_at(row, o) + b * bf16_at(row, o + second * width)) + (
+                        c * bf16_at(row, o + third * width) + d * bf16_at(row, o + fourth * width))
             else:
                 for o in range(out.shape[0]):
-                    out[o] += factor * float_at(row, o)
+                    out[o] += (a * float_at(row, o) + b * float_at(row, o + second * width)) + (
+                        c * float_at(row, o + third * width) + d * float_at(row, o + fourth * width))

@@ -13,9 +13,9 @@ import numpy as np
 from .attention import attend
 from .block_product import BLOCK
 from .compiled import compiled, inner, summing
-from .products import add_product, group_sums
+from .products import block_of_product, group_sums
 from .rank_rows import ROWS, expand, shrink
-from .team import meet, take
+from .team import meet, portion, take
 from .vectors import exp, ticks
 
 QKV, OUT, GATE_UP, DOWN = range(4)
@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
 
 class Base(NamedTuple):
     parts: np.ndarray
-    """int64 [n, 6]: CodedRows.place of a part of a linear, and its first output"""
+    """int64 [n, 5]: CodedRows.place of a part of a linear, and its first output"""
     linears: np.ndarray
     """int64 [layers, 4, 2]: the parts of a linear, from one to before another"""
     biases: np.ndarray
@@ -99,21 +99,23 @@ def _norm(x, weight, eps, out):
 
 
 @inner
-def _products(base, layer, linear, x, sums, y, adds, scratch, counters, index):
+def _products(threads, base, layer, linear, x, sums, y, scratch, counters, index):
     """The base product of a linear, the blocks of this thread."""
     first, end = base.linears[layer, linear, 0], base.linears[layer, linear, 1]
     blocks = 0
     for part in range(first, end):
-        blocks += (base.parts[part, 4] + BLOCK - 1) // BLOCK
-    block = take(counters, index, 1)
+        blocks += (base.parts[part, 3] + BLOCK - 1) // BLOCK
+    count = portion(blocks, threads)
+    block = take(counters, index, count)
     while block < blocks:
-        part, here = first, block
-        while here >= (base.parts[part, 4] + BLOCK - 1) // BLOCK:
-            here -= (base.parts[part, 4] + BLOCK - 1) // BLOCK
-            part += 1
-        place = base.parts[part]
-        add_product((place[0], place[1], place[2], place[3], place[4]), here, x, sums, y, place[5], adds, scratch)
-        block = take(counters, index, 1)
+        for one in range(block, min(block + count, blocks)):
+            part, here = first, one
+            while here >= (base.parts[part, 3] + BLOCK - 1) // BLOCK:
+                here -= (base.parts[part, 3] + BLOCK - 1) // BLOCK
+                part += 1
+            place = base.parts[part]
+            block_of_product((place[0], place[1], place[2], place[3]), here, x, sums, y, place[4], scratch)
+        block = take(counters, index, count)
 
 
 @inner
@@ -178,7 +180,7 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
         if place[ROWS]:
             shrink(place, ranks.weights, normed, h, counters, at)
             now = _tick(thread, spent, SHRINK, now)
-        _products(base, layer, QKV, normed, sums, qkv, False, scratch, counters, at + 1)
+        _products(threads, base, layer, QKV, normed, sums, qkv, scratch, counters, at + 1)
         meet(sync, threads)
         now = _tick(thread, spent, BASE, now)
         # heads: what adapters add to them, RoPE, keys and values to the cache
@@ -218,7 +220,7 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
         if place[ROWS]:
             shrink(place, ranks.weights, normed, h, counters, at + 7)
             now = _tick(thread, spent, SHRINK, now)
-        _products(base, layer, GATE_UP, normed, sums, gate_up, False, scratch, counters, at + 8)
+        _products(threads, base, layer, GATE_UP, normed, sums, gate_up, scratch, counters, at + 8)
         meet(sync, threads)
         now = _tick(thread, spent, BASE, now)
         start = width + hidden
@@ -252,7 +254,7 @@ def _joined(thread, threads, sync, base, ranks, layer, linear, bias, x, sums, bu
     if place[ROWS]:
         shrink(place, ranks.weights, x, buffers.h, counters, index)
         now = _tick(thread, spent, SHRINK, now)
-    _products(base, layer, linear, x, sums, y, False, scratch, counters, index + 1)
+    _products(threads, base, layer, linear, x, sums, y, scratch, counters, index + 1)
     meet(sync, threads)
     now = _tick(thread, spent, BASE, now)
     tiles = (stream.shape[1] + TILE - 1) // TILE

@@ -63,6 +63,16 @@ def meet(sync, threads):
 
 
 @inner
+def portion(tasks, threads):
+    """How many of `tasks` that follow each other a thread had best take at once: memory is read faster in long pieces, and yet all threads
+    should end together."""
+    for count in range(tasks // (3 * threads), 1, -1):
+        if tasks % (count * threads) == 0:
+            return count
+    return max(1, tasks // (8 * threads))
+
+
+@inner
 def take(counters, index, count):
     """The first of `count` tasks that nobody has taken yet of those that `counters[index]` counts."""
     return fetch_add(counters.ctypes.data + 8 * index, count)

@@ -41,6 +41,13 @@ def fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Valu
     return builder.call(function, [a, b, c])
 
 
+def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Ask for the cache line there, which need not exist."""
+    kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, cgutils.voidptr_t), I32(0), I32(3), I32(1)])
+
+
 def at(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, nbytes: int) -> ir.Value:
     """The address of element `index`, of `nbytes` each."""
     return builder.add(address, builder.mul(index, I64(nbytes)))
