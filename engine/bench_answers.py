@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .bench import NotMeasured
+from .bench_errors import NotMeasured
 from .protocol import CacheUse, Generate, Mix, RequestFailed, RequestFinished, RequestStarted, Sampling, TokenIds
 
 if TYPE_CHECKING:
+    from .bench_server import LlamaServer
     from .engine import Engine
 
 
@@ -57,3 +58,18 @@ class OwnAnswers:
         done = next(event for event in self._events if isinstance(event, RequestFinished))
         why = "; ".join(f"{run.kind}: {run.detail}" if run.detail else run.kind for run in use.missed)
         return Answer(done.stats.ttft_ms, use.prompt_tokens, use.hit_tokens, done.ids, why)
+
+
+class ServerAnswers:
+    """A llama-server, in the first of its slots, by the times that it tells itself."""
+
+    def __init__(self, server: LlamaServer) -> None:
+        self._server = server
+
+    def forget(self) -> None:
+        self._server.forget()
+
+    def turn(self, ids: Sequence[int], mix: Mix, tokens: int) -> Answer:
+        told = self._server.complete(ids, mix, tokens, cache_prompt=True, return_tokens=True)
+        times = told["timings"]
+        return Answer(times["prompt_ms"], len(ids), len(ids) - times["prompt_n"], tuple(told["tokens"]))

@@ -7,7 +7,7 @@ from threading import Condition, Thread
 from types import TracebackType
 from typing import TypeVar
 
-from .bench import NotMeasured
+from .bench_errors import NotMeasured
 from .inbox import Inbox
 from .protocol import AdapterFailed, Command, CommandFailed, EngineFailed, Event, MixRefused, ModelFailed, RequestFailed, Shutdown
 from .service import serve

@@ -1,6 +1,7 @@
 """A llama-server on the base and the adapters of a loaded model, for comparison only; it listens on this machine alone."""
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import json
 import os
@@ -14,8 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bench import MissingPackages, NotMeasured
-from .bench_answers import Answer
+from .bench_errors import MissingPackages, NotMeasured
 from .models.names import gguf_name, permuted_heads
 from .protocol import Mix
 
@@ -28,16 +28,22 @@ START_S, ANSWER_S = 120, 600
 """how long the server may take to load, and to answer"""
 
 
-class ServerAnswers:
-    """One llama-server with one slot, on the CPU with as many threads as the engine; a context manager that ends it.
+class LlamaServer:
+    """One llama-server on the CPU, with as many threads as the engine; a context manager that ends it.
 
     Raises ValueError for a base that is no GGUF file, an adapter that llama.cpp cannot have and a program that does not start, and
     MissingPackages.
     """
 
-    def __init__(self, program: str, model: LoadedModel, names: Sequence[str], folder: Path, context: int, threads: int) -> None:
-        """`names`: the adapters, in the order of their numbers there; their files are written into `folder`."""
-        if importlib.util.find_spec("gguf") is None:
+    version: str
+    """what it tells of its build"""
+
+    def __init__(
+        self, program: str, model: LoadedModel, names: Sequence[str], folder: Path, context: int, threads: int, slots: int = 1,
+    ) -> None:
+        """`names`: the adapters, in the order of their numbers there; their files are written into `folder`. `context`: tokens that each of
+        its `slots` holds, which have a request at a time."""
+        if names and importlib.util.find_spec("gguf") is None:
             raise MissingPackages(f"--server needs gguf, not installed here: {sys.executable} -m pip install gguf")
         if model.info.format != "gguf":
             raise ValueError(f"{model.info.path}: llama-server reads GGUF files only; measure with a GGUF base, or without --server")
@@ -49,13 +55,15 @@ class ServerAnswers:
             port = free.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-        command = [program, "--model", model.info.path, "--lora", ",".join(map(str, paths)), "--lora-init-without-apply",
-                   "--ctx-size", str(context), "--parallel", "1", "--threads", str(threads), "--device", "none", "--offline",
-                   "--host", "127.0.0.1", "--port", str(port), "--slot-save-path", str(folder)]  # the last lets its cache be erased
+        adapters = ["--lora", ",".join(map(str, paths)), "--lora-init-without-apply"] if paths else []
+        self.command = [
+            program, "--model", model.info.path, *adapters, "--ctx-size", str(slots * context), "--parallel", str(slots), "--threads",
+            str(threads), "--device", "none", "--offline", "--host", "127.0.0.1", "--port", str(port),
+            "--slot-save-path", str(folder)]  # the last lets its cache be erased
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
         with self._log.open("wb") as log:
             try:
-                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+                self._process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
             except OSError as error:
                 raise ValueError(f"{program} cannot be started: {error.strerror}; --server takes the path of a llama-server") from error
         try:
@@ -65,7 +73,7 @@ class ServerAnswers:
             self.__exit__()
             raise
 
-    def __enter__(self) -> ServerAnswers:
+    def __enter__(self) -> LlamaServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,15 +85,18 @@ class ServerAnswers:
             self._process.wait()
 
     def forget(self) -> None:
+        """Begin with nothing stored in the first slot."""
         self._ask("/slots/0?action=erase", {})
 
-    def turn(self, ids: Sequence[int], mix: Mix, tokens: int) -> Answer:
+    def complete(self, ids: Sequence[int], mix: Mix, tokens: int, slot: int = 0, **more: Any) -> dict[str, Any]:
+        """What it tells of a greedy reply to `ids` under `mix` of up to so many tokens; with `more` of its options. From any thread.
+
+        Raises NotMeasured.
+        """
         scales = {use.name: use.scale for use in mix}
-        told = self._ask("/completion", {
-            "prompt": list(ids), "n_predict": tokens, "temperature": 0, "cache_prompt": True, "return_tokens": True, "id_slot": 0,
-            "lora": [{"id": i, "scale": scales.get(name, 0.0)} for i, name in enumerate(self._names)]})
-        times = told["timings"]
-        return Answer(times["prompt_ms"], len(ids), len(ids) - times["prompt_n"], tuple(told["tokens"]))
+        return self._ask("/completion", {
+            "prompt": list(ids), "n_predict": tokens, "samplers": ["top_k"], "top_k": 1, "id_slot": slot,
+            "lora": [{"id": i, "scale": scales.get(name, 0.0)} for i, name in enumerate(self._names)], **more})
 
     def _wait(self) -> None:
         deadline = time.monotonic() + START_S
@@ -93,15 +104,18 @@ class ServerAnswers:
             try:
                 self._ask("/health")
                 return
-            except (NotMeasured, OSError):
+            except NotMeasured:
                 time.sleep(0.1)
+        raise ValueError(f"{self.command[0]} did not become ready within {START_S} s; it said: {self._said()}")
+
+    def _said(self) -> str:
+        """The first error in its log, or the last line."""
         said = self._log.read_text(errors="replace").strip().splitlines()
         errors = [line.partition(" E ")[2] for line in said if " E " in line]
-        cause = next(iter(errors or said[-1:]), "nothing")
-        raise ValueError(f"{self._process.args[0]} did not become ready within {START_S} s; it said: {cause}")
+        return next(iter(errors or said[-1:]), "nothing")
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Raises NotMeasured with what the server refused."""
+        """Raises NotMeasured with what the server refused, or said before it was gone."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"})
         try:
@@ -109,6 +123,8 @@ class ServerAnswers:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
             raise NotMeasured(f"llama-server refused {path}: {error.read(500).decode(errors='replace')}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise NotMeasured(f"llama-server gave no answer to {path}: {error}; it said: {self._said()}") from error
 
 
 def write_adapter(adapter: Adapter, invocation: Sequence[int], facts: ModelFacts, path: Path) -> Path:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .bench import exit_code as bench_exit_code
+from .bench_errors import exit_code as bench_exit_code
 from .program import WRONG_USAGE, answer, set_spins
 
 if TYPE_CHECKING:

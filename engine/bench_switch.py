@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bench import NotMeasured
+from .bench_errors import NotMeasured
 from .bench_step import exit_code as step_exit_code
 from .program import CANNOT_BE_USED, answer, set_spins
 from .protocol import (

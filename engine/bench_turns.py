@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bench import exit_code, load_adapters
-from .bench_answers import Answer, Answers, OwnAnswers
-from .bench_server import ServerAnswers
+from .bench_answers import Answer, Answers, OwnAnswers, ServerAnswers
+from .bench_errors import exit_code
+from .bench_inputs import load_adapters, random_ids
+from .bench_server import LlamaServer
 from .program import answer, set_spins
 from .protocol import AdapterUse, LoadModel, Mix
 
@@ -66,13 +67,13 @@ class Turns:
 
 def run_turns(
     model: str | None, adapters: Sequence[str] = (), prefix_tokens: int = PREFIX_TOKENS, rounds: int = 5, server: str | None = None,
-    progress: Callable[[str], None] = lambda text: None,
+    dtype: str = "auto", progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """The time to the first token [ms] of every turn of CONVERSATIONS, all rounds and their median, with the tokens found and why not more.
 
-    Needs two adapters; without `model` the sample adapters are taken. Every conversation is one of random tokens that nobody had before; a
-    turn's prompt is the one before, its reply and a few tokens more. Raises ValueError, OSError, NotMeasured, and MissingPackages when
-    `server` is given and gguf, which writes its adapters, is not installed.
+    Needs two adapters; without `model` the sample adapters are taken. `dtype` is that of LoadModel. Every conversation is one of random
+    tokens that nobody had before; a turn's prompt is the one before, its reply and a few tokens more. Raises ValueError, OSError,
+    NotMeasured, and MissingPackages when `server` is given and gguf, which writes its adapters, is not installed.
     """
     from .engine import Engine
     from .machine import use_cores
@@ -80,7 +81,7 @@ def run_turns(
     events: list[Any] = []
     engine = Engine(events.append)
     progress("loading the model")
-    info = engine.load_model(LoadModel(model, device="cpu", dtype="fp32", context=0))
+    info = engine.load_model(LoadModel(model, device="cpu", dtype=dtype, context=0))
     paths = _two_adapters(engine, model, adapters, progress)
     longest = prefix_tokens + max(map(len, CONVERSATIONS.values())) * (TURN_TOKENS + REPLY_TOKENS) + REPLY_TOKENS
     if longest > info.context:
@@ -94,8 +95,9 @@ def run_turns(
             progress("starting llama-server")
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             names = (FIRST, SECOND, ALORA)
-            answers[SERVER] = stack.enter_context(ServerAnswers(server, engine.model, names, Path(folder), longest, info.threads))
-            facts["server"] = answers[SERVER].version
+            started = stack.enter_context(LlamaServer(server, engine.model, names, Path(folder), longest, info.threads))
+            answers[SERVER] = ServerAnswers(started)
+            facts["server"] = started.version
         return facts | {"conversations": _hold(answers, engine, prefix_tokens, rounds, progress)}
 
 
@@ -123,7 +125,7 @@ def _hold(answers: dict[str, Answers], engine: Engine, prefix_tokens: int, round
         for name, mixes in CONVERSATIONS.items():
             progress(f"{f'round {number} of {rounds}' if number else 'warming up'}: {name}")
             for who in sorted(answers, key=(WITH, WITHOUT, SERVER).index if number % 2 else (WITHOUT, WITH, SERVER).index):
-                added = [_random_ids(engine, draw, TURN_TOKENS + (0 if turn else prefix_tokens)) for turn in range(len(mixes))]
+                added = [random_ids(engine, draw, TURN_TOKENS + (0 if turn else prefix_tokens)) for turn in range(len(mixes))]
                 found = _conversation(engine, answers[who], added, mixes)
                 if number:
                     for turn, got in zip(told[name][who], found, strict=True):
@@ -143,17 +145,6 @@ def _conversation(engine: Engine, answers: Answers, added: Sequence[Sequence[int
         found.append(answers.turn(ids, mix, REPLY_TOKENS))
         ids += found[-1].reply
     return found
-
-
-def _random_ids(engine: Engine, draw: random.Random, count: int) -> list[int]:
-    """Tokens that stand for text: none that ends a reply or belongs to the template."""
-    tokenizer, rows = engine.model.tokenizer, engine.model.base.facts.vocab
-    ids: list[int] = []
-    while len(ids) < count:
-        token = draw.randrange(rows)
-        if token not in engine.model.base.end_tokens and tokenizer.decode([token], special=False):
-            ids.append(token)
-    return ids
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..kernels.attention import copy_block_
 from .adapter_store import AdapterStore
-from .bench import NotMeasured
+from .bench_errors import NotMeasured
 from .blocks import BLOCK_TOKENS
 from .config import STEP_TOKENS, alone_tokens
 from .kv_memory import KvMemory

@@ -29,8 +29,9 @@ def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_what_is_found_of_each_turn(base: Path, adapter_folder: Write) -> None:
     loras = ["--lora", adapter_folder("one"), "--lora", adapter_folder("two", ("v_proj",))]
-    done = _run(base, *loras, "--prefix", PREFIX, "--rounds", 2, "--json")
+    done = _run(base, *loras, "--prefix", PREFIX, "--rounds", 2, "--dtype", "bf16", "--json")
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["dtype"] == "bf16"
     conversations = json.loads(done.stdout)["conversations"]
     assert all(turn["hit_tokens"] == [0, 0] and len(turn["every_round"]) == 2 for by_who in conversations.values()
                for turn in by_who["no reuse"])

@@ -18,6 +18,7 @@ Adapters = Annotated[tuple[str, ...], Parameter(
 Rounds = Annotated[int, Parameter(validator=Within(1, 100), help="Measured rounds; the median counts.")]
 
 Packed = Literal["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+CpuDtype = Literal["auto", "fp32", "bf16", "packed"]
 MOST_PAGES = 64
 """of one linear in a step"""
 PEERS = "vllm-", "sglang-"
@@ -32,15 +33,27 @@ def speed(
     /,
     *,
     lora: Adapters = (),
-    tokens: Annotated[int, Parameter(validator=Within(2, 4096), help="Tokens of a reply.")] = 48,
+    rank: Annotated[int, Parameter(validator=Within(0, 1024), help="Instead of --lora: four random adapters of this rank on all linears; "
+                                                                   "0 for none.")] = 0,
+    dtype: Annotated[CpuDtype | None, Parameter(help="Number format of the weights in memory. None: auto, with --against peft fp32, which "
+                                                     "PEFT has.")] = None,
+    tokens: Annotated[int, Parameter(validator=Within(2, 4096), help="Tokens of a reply; none ends before.")] = 48,
+    prompt: Annotated[int, Parameter(validator=Within(0, 100_000), help="Tokens of the prompt that is read; 0 for none.")] = 940,
     rounds: Rounds = 3,
+    server: Annotated[str | None, Parameter(help="Also run this llama-server on the same GGUF file and adapters, with as many threads, in "
+                                                 "turns; it listens on this machine alone.")] = None,
     against: Annotated[Literal["peft"] | None, Parameter(help="Also run transformers + PEFT on the same weights, in turns.")] = None,
     json: Json = False,
 ) -> int:
-    """Measure decode speed on this machine's CPU, in fp32: base, one adapter, four chats with four mixes."""
+    """Measure speed on this machine's CPU: one chat on the base and with an adapter, four on the base and with four mixes, a prompt."""
     from .speed import report
 
-    return report(find_model(model) if model else None, _paths(lora), tokens, rounds, against, as_json=json)
+    if lora and rank:
+        raise UsageError("--lora and --rank were given; measure with the one or the other")
+    if server is not None and against is not None:
+        raise UsageError("--server and --against were given; compare with one of them at a time")
+    return report({"model": find_model(model) if model else None, "adapters": _paths(lora), "rank": rank, "dtype": dtype,
+                   "tokens": tokens, "prompt_tokens": prompt, "rounds": rounds, "server": _program(server), "against": against}, json)
 
 
 @bench.command
@@ -50,6 +63,7 @@ def turns(
     *,
     lora: Adapters = (),
     prefix: Annotated[int, Parameter(validator=Within(16, 100_000), help="Tokens that the turns of a conversation share.")] = 1000,
+    dtype: Annotated[CpuDtype, Parameter(help="Number format of the weights in memory.")] = "auto",
     rounds: Rounds = 5,
     server: Annotated[str | None, Parameter(help="The program llama-server, to hold the same conversations on the same GGUF base and "
                                                  "adapters beside the engine; it listens on this machine alone.")] = None,
@@ -58,10 +72,8 @@ def turns(
     """Measure the time to the first token of later turns, with KV reuse and without: base to aLoRA, base to LoRA, there and back."""
     from .turns import report
 
-    program = shutil.which(os.path.expanduser(server)) if server is not None else None
-    if server is not None and program is None:
-        raise UsageError(f"--server {server}: there is no such program; give the path of a llama-server")
-    return report(find_model(model) if model else None, _paths(lora), prefix, rounds, program, as_json=json)
+    return report({"model": find_model(model) if model else None, "adapters": _paths(lora), "prefix_tokens": prefix, "dtype": dtype,
+                   "rounds": rounds, "server": _program(server)}, json)
 
 
 @bench.command
@@ -163,3 +175,11 @@ def _numbers(option: str, text: str, least: int, most: int) -> list[int]:
 
 def _paths(lora: tuple[str, ...]) -> list[str]:
     return [find_adapter(AdapterArgument(text, None, 1.0)).path for text in lora]
+
+
+def _program(server: str | None) -> str | None:
+    """The path of a llama-server. Raises UsageError."""
+    found = shutil.which(os.path.expanduser(server)) if server is not None else None
+    if server is not None and found is None:
+        raise UsageError(f"--server {server}: there is no such program; give the path of a llama-server")
+    return found

@@ -40,6 +40,11 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return f"{shown} and {len(names) - most:,} more" if len(names) > most else shown
 
 
+def number_format(dtype: str, weights: str) -> str:
+    """`packed`, or `fp32, weights dense`."""
+    return dtype if dtype == weights else f"{dtype}, weights {weights}"
+
+
 def size_text(count: int) -> str:
     """Bytes for people: `38.5 MiB`."""
     value = float(count)

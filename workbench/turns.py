@@ -1,23 +1,22 @@
 """`lora-bench bench turns`: the engine measures turns that share a long beginning in a child process; here the figures are shown."""
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from . import engine_tools
-from .text import clean_line, counted
+from .text import clean_line, counted, number_format
 
 
-def report(model: str | None, adapters: Sequence[str], prefix_tokens: int, rounds: int, server: str | None, as_json: bool) -> int:
+def report(request: dict[str, Any], as_json: bool) -> int:
     """Measure and print; returns the exit code. Raises Failed."""
-    request = {"model": model, "adapters": adapters, "prefix_tokens": prefix_tokens, "rounds": rounds, "server": server}
     return engine_tools.measure("bench_turns", request, as_json, _lines)
 
 
 def _lines(result: dict[str, Any]) -> list[str]:
     """A block of lines for each conversation; under a turn's median stands why not more of it was found."""
-    lines = [f"{clean_line(result['model'])} · {result['dtype']}, weights {result['weights']} · {counted(result['threads'], 'thread')} · "
-             f"{result['prefix_tokens']} shared tokens · time to the first token, median of {result['rounds']} (least to most)"]
+    lines = [f"{clean_line(result['model'])} · {number_format(result['dtype'], result['weights'])} · "
+             f"{counted(result['threads'], 'thread')} · {result['prefix_tokens']} shared tokens · "
+             f"time to the first token, median of {result['rounds']} (least to most)"]
     lines += [f"  {name} is {clean_line(path)}" for name, path in result["adapters"].items()]
     if "server" in result:
         lines.append(f"  llama-server {clean_line(result['server'])}, on the weights as they are in the file; its time is the one it tells")
