@@ -30,7 +30,7 @@ class CpuForward:
         self._sizes = Sizes(facts.heads, facts.kv_heads, np.float32(facts.rms_eps),
                             np.float32(facts.attention_scale or facts.head_dim**-0.5))
         self._base = _base(layers)
-        self._lora = CpuLora(len(layers))
+        self._lora = CpuLora(facts)
 
     def takes(self, inputs: StepInputs, lora: ActiveLora | None) -> bool:
         """Whether a step is one of replies, whose adapters are low rank and nothing more."""

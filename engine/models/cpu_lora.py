@@ -2,100 +2,118 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...kernels.cpu.rank_rows import Ranks
-from ...kernels.lora import ExpandSlice, LoraLinear
+from ...kernels.cpu.rank_rows import TILE, Ranks
 from ..routing import Routing
+from ..slots import FusedPart, SlotContent
 from .acting import ActiveLora
+from .facts import ModelFacts, linear_layout, module_shapes
 
-KEPT = 2
-"""compositions"""
-LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+KEPT_TABLES, KEPT_CONTENTS = 2, 8
+"""compositions; contents of slots, if not more act at once"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Composition:
+class _Factors:
+    """A FusedPart as the step reads it."""
+
+    a: Tensor
+    b: tuple[tuple[int, int, Tensor], ...]
+    """of each module: its place, its rank rows, and B in tiles"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
     """The parts of Ranks that no step changes, of a routing."""
 
     routing: Routing
-    places: np.ndarray
-    slices: np.ndarray
-    layouts: tuple[LoraLinear, ...]
-    """one of each, in the order of their weights"""
+    ranks: Ranks
     most: int
     """rank rows of a linear"""
-    factors: tuple[Tensor, ...]
-    """whose addresses stand in `places` and `slices`"""
 
 
 class CpuLora:
-    """The last compositions of adapters, made ready when a step first needs them."""
+    """The adapters that acted last, made ready when a step first needs them."""
 
-    def __init__(self, layers: int) -> None:
-        self._layers = layers
-        self._none = Ranks(np.zeros((layers, 4, 6), np.int64), np.zeros((0, 6), np.int64), np.zeros(0, np.float32))
-        self._kept: OrderedDict[int, _Composition] = OrderedDict()
+    def __init__(self, facts: ModelFacts) -> None:
+        self._layers = facts.layers
+        shapes = module_shapes(facts)
+        self._sizes = {fused: [shapes[f"layers.0.{module}"][0] for module in modules] for fused, modules in linear_layout(facts).items()}
+        self._none = self._table([], None)
+        self._contents: OrderedDict[int, tuple[SlotContent, Mapping[tuple[int, str], _Factors]]] = OrderedDict()
+        self._tables: OrderedDict[int, _Table] = OrderedDict()
 
     def ranks(self, lora: ActiveLora | None) -> tuple[Ranks, int]:
-        """The deltas of a step, and the most rank rows of a linear. They are valid until two other compositions were asked for."""
+        """The deltas of a step, and the most rank rows of a linear."""
         if lora is None:
-            return self._none, 0
+            return self._none.ranks, 0
         key = id(lora.routing)
-        if key not in self._kept:
-            self._kept[key] = _compose(lora.routing, self._layers)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        found, step = self._kept[key], lora.body.step
-        weights = [step.row_weights(linear).expand(-1, linear.a.shape[0]).reshape(-1) for linear in found.layouts]
-        return Ranks(found.places, found.slices, torch.cat(weights).numpy()), found.most
+        if key not in self._tables:
+            ready = [(column, self._ready(lora.routing.contents[name])) for name, column in lora.routing.columns.items()]
+            self._tables[key] = self._table(ready, lora.routing)
+            _forget(self._contents, max(KEPT_CONTENTS, len(ready)))
+            _forget(self._tables, KEPT_TABLES)
+        self._tables.move_to_end(key)
+        found = self._tables[key]
+        return found.ranks._replace(weights=lora.body.step.weights.numpy()), found.most
+
+    def _ready(self, content: SlotContent) -> Mapping[tuple[int, str], _Factors]:
+        key = id(content)
+        if key not in self._contents:
+            self._contents[key] = content, {place: _factors(part) for place, part in content.parts.items() if place[0] < self._layers}
+        self._contents.move_to_end(key)
+        return self._contents[key][1]
+
+    def _table(self, ready: Sequence[tuple[int, Mapping[tuple[int, str], _Factors]]], routing: Routing | None) -> _Table:
+        places, a, b = np.zeros((self._layers, len(self._sizes), 5), np.int64), [], []
+        for layer in range(self._layers):
+            for number, (fused, sizes) in enumerate(self._sizes.items()):
+                rows, first_a, first_b = 0, len(a), len(b)
+                for column, parts in ready:
+                    found = parts.get((layer, fused))
+                    if found is not None:
+                        end = rows + found.a.shape[0]
+                        a.append((rows, end, found.a.data_ptr(), found.a.dtype == torch.bfloat16, column, 0, 0))
+                        b += _modules(found, rows, column, sizes)
+                        rows = end
+                places[layer, number] = rows, first_a, len(a), first_b, len(b)
+        tables = (np.array(rows, np.int64).reshape(-1, 7) for rows in (a, b))
+        return _Table(routing, Ranks(places, *tables, np.zeros((0, 0), np.float32)), int(places[:, :, 0].max()))
 
 
-def _compose(routing: Routing, layers: int) -> _Composition:
-    places, slices, factors = np.zeros((layers, 4, 6), np.int64), [], []
-    starts: dict[int, int] = {}
-    layouts: list[LoraLinear] = []
-    columns = routing.column_maps
-    before = 0
-    for index in range(layers):
-        for number, name in enumerate(LINEARS):
-            linear = routing.layers[index].get(name)
-            if linear is None:
-                continue
-            if linear.layout not in starts:
-                starts[linear.layout] = before
-                layouts.append(linear)
-                before += linear.a.shape[0]
-            a = _short(linear.a)
-            parts = [(part, _short(part.b)) for part in linear.slices]
-            first = len(slices)
-            slices += [piece for part, b in parts for piece in _pieces(part, b, columns[linear.layout].tolist())]
-            places[index, number] = (a.data_ptr(), a.shape[0], a.dtype == torch.bfloat16, starts[linear.layout], first, len(slices))
-            factors += [a, *(b for _, b in parts)]
-    most = max((linear.a.shape[0] for linear in layouts), default=0)
-    return _Composition(routing, places, np.array(slices, np.int64).reshape(-1, 6), tuple(layouts), most, tuple(factors))
+def _modules(found: _Factors, first: int, column: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Entries of Ranks.b of a fused linear whose modules have `sizes` outputs, where its rank rows begin at `first`."""
+    for module, rows, b in found.b:
+        start = sum(sizes[:module])
+        yield first, first + rows, b.data_ptr(), b.dtype == torch.bfloat16, column, start, start + sizes[module]
+        first += rows
 
 
-def _pieces(part: ExpandSlice, b: Tensor, columns: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Entries of Ranks.slices: the rank rows of each adapter by themselves, so that their sums are the same beside others."""
-    rows = range(part.row_start, part.row_end)
-    for _, same in groupby(rows, key=lambda row: columns[row]):
-        own = list(same)
-        address = b[own[0] - part.row_start].data_ptr()
-        yield own[0], own[-1] + 1, part.out_start, part.out_end, address, b.dtype == torch.bfloat16
+def _factors(part: FusedPart) -> _Factors:
+    return _Factors(_short(part.a), tuple((module, b.shape[0], _short(_tiles(b))) for module, b in enumerate(part.b) if b is not None))
+
+
+def _tiles(b: Tensor) -> Tensor:
+    """[rows, outputs] -> [tiles of outputs, rows, TILE], zeros behind the last output."""
+    tiles = -(-b.shape[1] // TILE)
+    return torch.nn.functional.pad(b, (0, tiles * TILE - b.shape[1])).view(b.shape[0], tiles, TILE).transpose(0, 1)
 
 
 def _short(factor: Tensor) -> Tensor:
-    """`factor` in bf16 where nothing is lost by it: half the memory to read; else fp32."""
+    """`factor`, contiguous, in bf16 where nothing is lost by it: half the memory to read; else in fp32."""
     short, whole = factor.bfloat16(), factor.float()
-    return short.contiguous() if torch.equal(short.float(), whole) else whole.contiguous()
+    return (short if torch.equal(short.float(), whole) else whole).contiguous()
+
+
+def _forget(kept: OrderedDict[int, object], most: int) -> None:
+    while len(kept) > most:
+        kept.popitem(last=False)
 
 
 def is_low_rank(lora: ActiveLora) -> bool:

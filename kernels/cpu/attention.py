@@ -3,41 +3,51 @@ from __future__ import annotations
 
 import numpy as np
 
-from .compiled import summing
+from .compiled import inner, summing
+from .row_sums import LANES, WIDE, add_rows, add_rows_narrow, dot
 from .vectors import exp
 
 
-@summing
+@inner
 def attend(q, keys, values, runs, length, scale, scores, out):
     """Semantics: out = softmax(scale * q k^T) v over the first `length` tokens of `runs`.
 
-    q, out fp32 [d]; keys, values fp32 [cells, d]; runs int64 [n, 2]: first cell and cells of consecutive runs; scores fp32 [length or more]
+    q, out fp32 [d], d a multiple of LANES; keys, values fp32 [cells, d]; runs int64 [n, 2]: first cell and cells of consecutive runs;
+    scores fp32 [length or more]
     """
     d, seen = q.shape[0], 0
-    most = np.float32(-np.inf)
     for run in range(runs.shape[0]):
         first, count = runs[run, 0], min(runs[run, 1], length - seen)
         for cell in range(first, first + count):
-            total = np.float32(0)
-            for place in range(d):
-                total += q[place] * keys[cell, place]
-            total *= scale
-            scores[seen] = total
+            scores[seen] = scale * dot(q.ctypes.data, keys.ctypes.data + 4 * d * cell, d)
             seen += 1
-            most = total if total > most else most
-    whole = np.float32(0)
-    for token in range(length):
-        scores[token] = exp(scores[token] - most)
-        whole += scores[token]
+    whole = _shares(scores[:length])
     for place in range(d):
         out[place] = np.float32(0)
     seen = 0
     for run in range(runs.shape[0]):
-        first, count = runs[run, 0], min(runs[run, 1], length - seen)
-        for cell in range(first, first + count):
-            share = scores[seen]
-            seen += 1
-            for place in range(d):
-                out[place] += share * values[cell, place]
+        first, count = values.ctypes.data + 4 * d * runs[run, 0], min(runs[run, 1], length - seen)
+        factors, start = scores.ctypes.data + 4 * seen, 0
+        while start < d:
+            if d - start >= WIDE:
+                add_rows(factors, first + 4 * start, 4 * d, count, out.ctypes.data + 4 * start)
+                start += WIDE
+            else:
+                add_rows_narrow(factors, first + 4 * start, 4 * d, count, out.ctypes.data + 4 * start)
+                start += LANES
+        seen += count
     for place in range(d):
         out[place] /= whole
+
+
+@summing
+def _shares(scores):
+    """e^(score - the greatest) in place; their sum."""
+    most = scores[0]
+    for token in range(scores.shape[0]):
+        most = scores[token] if scores[token] > most else most
+    whole = np.float32(0)
+    for token in range(scores.shape[0]):
+        scores[token] = exp(scores[token] - most)
+        whole += scores[token]
+    return whole

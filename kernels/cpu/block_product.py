@@ -9,11 +9,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .vectors import F32, I64, LANES, VF16, VF32, VI8, VI32, ZEROS, at, fma, load, prefetch, splat, store
+from .vectors import CACHE_LINE, F32, I64, LANES, VF16, VF32, VI8, VI32, ZEROS, at, fma, load, prefetch, splat, store
 
 BLOCK = 2 * LANES
 """rows of the matrix that lie together"""
-CACHE_LINE, AHEAD = 64, 3072
+AHEAD = 1536
 """bytes; how far behind what is multiplied memory is fetched"""
 UNROLLED = 8
 """places of a row that follow each other without a branch"""

@@ -14,7 +14,7 @@ from .attention import attend
 from .block_product import BLOCK
 from .compiled import compiled, inner, summing
 from .products import block_of_product, group_sums
-from .rank_rows import ROWS, expand, shrink
+from .rank_rows import ROWS, TILE, expand, shrink
 from .team import meet, portion, take
 from .vectors import exp, ticks
 
@@ -25,8 +25,6 @@ PARTS = ("base matmul", "shrink", "expand", "attention", "other")
 BASE, SHRINK, EXPAND, ATTENTION, OTHER = range(5)
 COUNTERS = 13
 """of tasks, a layer"""
-TILE = 64
-"""outputs that a thread finishes at once"""
 
 
 class Sizes(NamedTuple):
@@ -178,7 +176,7 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
         place = ranks.places[layer, QKV]
         now = _tick(thread, spent, OTHER, now)
         if place[ROWS]:
-            shrink(place, ranks.weights, normed, h, counters, at)
+            shrink(threads, ranks, place, normed, h, counters, at)
             now = _tick(thread, spent, SHRINK, now)
         _products(threads, base, layer, QKV, normed, sums, qkv, scratch, counters, at + 1)
         meet(sync, threads)
@@ -192,7 +190,7 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
             if base.has_bias[layer, QKV]:
                 _add(here, base.biases[layer, first:end])
             if place[ROWS]:
-                expand(place, ranks.slices, h[row], qkv[row], first, end)
+                expand(ranks, place, row, h[row], qkv[row], first, end, scratch)
                 now = _tick(thread, spent, EXPAND, now)
             if head < heads + kv_heads:
                 _turn(here, rows.cos[row], rows.sin[row])
@@ -218,23 +216,25 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
         place = ranks.places[layer, GATE_UP]
         now = _tick(thread, spent, OTHER, now)
         if place[ROWS]:
-            shrink(place, ranks.weights, normed, h, counters, at + 7)
+            shrink(threads, ranks, place, normed, h, counters, at + 7)
             now = _tick(thread, spent, SHRINK, now)
         _products(threads, base, layer, GATE_UP, normed, sums, gate_up, scratch, counters, at + 8)
         meet(sync, threads)
         now = _tick(thread, spent, BASE, now)
         start = width + hidden
         in_row = (inner + TILE - 1) // TILE
+        some = min(in_row, portion(count * in_row, threads))
+        in_row = (in_row + some - 1) // some
         task = take(counters, at + 9, 1)
         while task < count * in_row:
-            row, first = task // in_row, task % in_row * TILE
-            end = min(first + TILE, inner)
+            row, first = task // in_row, task % in_row * some * TILE
+            end = min(first + some * TILE, inner)
             if base.has_bias[layer, GATE_UP]:
                 _add(gate_up[row, first:end], base.biases[layer, start + first:start + end])
                 _add(gate_up[row, inner + first:inner + end], base.biases[layer, start + inner + first:start + inner + end])
             if place[ROWS]:
-                expand(place, ranks.slices, h[row], gate_up[row], first, end)
-                expand(place, ranks.slices, h[row], gate_up[row], inner + first, inner + end)
+                expand(ranks, place, row, h[row], gate_up[row], first, end, scratch)
+                expand(ranks, place, row, h[row], gate_up[row], inner + first, inner + end, scratch)
                 now = _tick(thread, spent, EXPAND, now)
             _gate(gate_up[row, first:end], gate_up[row, inner + first:inner + end], gated[row, first:end])
             now = _tick(thread, spent, OTHER, now)
@@ -252,20 +252,22 @@ def _joined(thread, threads, sync, base, ranks, layer, linear, bias, x, sums, bu
     place, stream, y = ranks.places[layer, linear], buffers.x, buffers.sums
     now = _tick(thread, spent, OTHER, now)
     if place[ROWS]:
-        shrink(place, ranks.weights, x, buffers.h, counters, index)
+        shrink(threads, ranks, place, x, buffers.h, counters, index)
         now = _tick(thread, spent, SHRINK, now)
     _products(threads, base, layer, linear, x, sums, y, scratch, counters, index + 1)
     meet(sync, threads)
     now = _tick(thread, spent, BASE, now)
     tiles = (stream.shape[1] + TILE - 1) // TILE
+    some = min(tiles, portion(stream.shape[0] * tiles, threads))
+    tiles = (tiles + some - 1) // some
     task = take(counters, index + 2, 1)
     while task < stream.shape[0] * tiles:
-        row, first = task // tiles, task % tiles * TILE
-        end = min(first + TILE, stream.shape[1])
+        row, first = task // tiles, task % tiles * some * TILE
+        end = min(first + some * TILE, stream.shape[1])
         if base.has_bias[layer, linear]:
             _add(y[row, first:end], base.biases[layer, bias + first:bias + end])
         if place[ROWS]:
-            expand(place, ranks.slices, buffers.h[row], y[row], first, end)
+            expand(ranks, place, row, buffers.h[row], y[row], first, end, scratch)
             now = _tick(thread, spent, EXPAND, now)
         _add(stream[row, first:end], y[row, first:end])
         task = take(counters, index + 2, 1)

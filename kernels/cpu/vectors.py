@@ -13,9 +13,11 @@ from numba.extending import intrinsic
 from .compiled import summing
 
 LANES = 16
+CACHE_LINE = 64
+"""bytes"""
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F32, VF32 = ir.FloatType(), ir.VectorType(ir.FloatType(), LANES)
-VF16, VI8, VI32 = (ir.VectorType(kind, LANES) for kind in (ir.HalfType(), I8, I32))
+VF16, VI8, VI16, VI32 = (ir.VectorType(kind, LANES) for kind in (ir.HalfType(), I8, I16, I32))
 ZEROS = ir.Constant(VF32, [0.0] * LANES)
 
 
@@ -71,10 +73,8 @@ def _reader(kind: ir.Type, result: types.Type, number: Callable[[ir.IRBuilder, i
     return reader
 
 
-float_at = _reader(F32, types.float32, lambda builder, found: found)
-"""(pointer, index) -> the number there; so the others"""
-bf16_at = _reader(I16, types.float32, lambda builder, found: builder.bitcast(builder.shl(builder.zext(found, I32), I32(16)), F32))
 half_at = _reader(ir.HalfType(), types.float32, lambda builder, found: builder.fpext(found, F32))
+"""(pointer, index) -> the number there; so the others"""
 code_at = _reader(I8, types.int32, lambda builder, found: builder.zext(found, I32))
 signed_at = _reader(I8, types.int32, lambda builder, found: builder.sext(found, I32))
 
