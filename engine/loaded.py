@@ -106,7 +106,8 @@ def load_model(
     runner = Runner(decoder, store, caches)
     if config.device.type == "cuda":
         runner.use_device_step(config.max_running, emit)
-    runner.warm_up(lambda done, total: progress.next("warm-up", f"{base.name}: step {done + 1} of {total}"))
+    once = ", compiled for this CPU once" if decoder.compiles else ""
+    runner.warm_up(lambda done, total: progress.next("warm-up", f"{base.name}: step {done + 1} of {total}{once}"))
     progress.check()
     template = template_note(tokenizer, base.chat_template) if base.chat_template else ""
     base = replace(base, notes=(*base.notes, *config.notes, *([template] if template else [])))

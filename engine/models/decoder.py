@@ -74,6 +74,14 @@ class Decoder:
         return any(isinstance(linear.weight, CpuWeight) for linear in self.layers[0].linears)
 
     @property
+    def compiles(self) -> bool:
+        """Whether its first step takes seconds more, to compile what the next ones run."""
+        if self._replies is None:
+            return False
+        from ...kernels.cpu.compiled import is_kept
+        return not is_kept("decode_step")
+
+    @property
     def parameters(self) -> int:
         """Numbers of its matrices."""
         matrices = [self.embedding, *(linear.weight for layer in self.layers for linear in layer.linears)]

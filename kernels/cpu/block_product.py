@@ -90,29 +90,28 @@ def block_product(kind: CodeKind, rows: int) -> Callable[..., None]:
                     total = fma(builder, offset, splat(builder, whole), total)
                 builder.store(total, totals[row][half])
 
-    def function(module: ir.Module) -> ir.Function:
-        """The product by itself, once in a module: put where it is called it would be optimised in each place."""
-        name = f"block_product_{kind.bits}_{kind.group}_{kind.offsets:d}_{rows}"
-        found = module.globals.get(name)
-        if found is None:
-            found = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 7), name)
-            found.linkage = "internal"
-            found.attributes.add("noinline")
-            builder = ir.IRBuilder(found.append_basic_block())
-            totals = [[cgutils.alloca_once_value(builder, ZEROS) for _ in (0, 1)] for _ in range(rows)]
-            with cgutils.for_range(builder, found.args[1], intp=I64) as loop:
-                add_group(builder, found.args, loop.index, totals)
-            for row in range(rows):
-                for half in (0, 1):
-                    store(builder, builder.load(totals[row][half]), builder.add(found.args[-1], I64(4 * (BLOCK * row + LANES * half))))
-            builder.ret_void()
-        return found
-
     @intrinsic
     def product(typing, data, groups, x, x_stride, sums, sums_stride, y):
         def build(context, builder, signature, arguments):
-            builder.call(function(builder.module), arguments)
+            totals = [[cgutils.alloca_once_value(builder, ZEROS) for _ in (0, 1)] for _ in range(rows)]
+            for total in (total for row in totals for total in row):
+                builder.store(ZEROS, total)
+            with cgutils.for_range(builder, arguments[1], intp=I64) as loop:
+                add_group(builder, arguments, loop.index, totals)
+            for row in range(rows):
+                for half in (0, 1):
+                    store(builder, builder.load(totals[row][half]), builder.add(arguments[-1], I64(4 * (BLOCK * row + LANES * half))))
             return context.get_dummy_value()
         return types.void(*[types.int64] * 7), build
 
     return product
+
+
+@intrinsic
+def call_product(typing, address, rows, data, groups, x, x_stride, sums, sums_stride, y):
+    """Call the function of eight int64 at an `address`."""
+    def build(context, builder, signature, arguments):
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 8)
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+        return context.get_dummy_value()
+    return types.void(*[types.int64] * 9), build

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numba
 import platformdirs
-from numba import njit
+from numba import cfunc, njit, types
 
 PREFIX = "compiled-"
 
@@ -51,8 +51,10 @@ summing = njit(**LEAN, fastmath={"contract", "reassoc", "nsz"})
 """Decorator: `inner`, whose sums are made in an order that suits vectors, the same for the same sizes. NaN and infinity remain."""
 compiled = njit(**LEAN, nogil=True, cache=PLACE is not None)
 """Decorator: for a function whose first arguments are thread, threads, sync (see Team.run)."""
+called = cfunc(types.void(*[types.int64] * 8), **LEAN, cache=PLACE is not None)
+"""Decorator: for a function of eight int64 that others call by its address."""
 
 
-def is_kept() -> bool:
-    """Whether an earlier process has compiled them: else the first call of each takes seconds."""
-    return PLACE is not None and any(PLACE.rglob("*.nbc"))
+def is_kept(name: str) -> bool:
+    """Whether an earlier process has compiled the function of this name: else its first call takes seconds."""
+    return PLACE is not None and any(PLACE.rglob(f"*.{name}-*.nbc"))

@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 import torch
 
-from .block_product import BLOCK, CodeKind, block_product
-from .compiled import compiled, inner, summing
+from .block_product import BLOCK, CodeKind, block_product, call_product
+from .compiled import called, compiled, inner, summing
 from .team import Team, meet, portion, take
 from .vectors import code_at, half_at, pointer, signed_at
 
@@ -32,37 +32,49 @@ def team() -> Team:
     return Team(torch.get_num_threads())
 
 
-@inner
-def _rows_of_block(kind, rows, data, groups, x, x_stride, sums, sums_stride, y):
-    """`block_product` of a kind's number for 1, 2 or 4 rows."""
-    if kind == 0:
-        if rows == 1:
-            _4_1(data, groups, x, x_stride, sums, sums_stride, y)
-        elif rows == 2:
-            _4_2(data, groups, x, x_stride, sums, sums_stride, y)
-        else:
-            _4_4(data, groups, x, x_stride, sums, sums_stride, y)
-    elif kind == 1:
-        if rows == 1:
-            _8_1(data, groups, x, x_stride, sums, sums_stride, y)
-        elif rows == 2:
-            _8_2(data, groups, x, x_stride, sums, sums_stride, y)
-        else:
-            _8_4(data, groups, x, x_stride, sums, sums_stride, y)
-    elif kind == 2:
-        if rows == 1:
-            _16_1(data, groups, x, x_stride, sums, sums_stride, y)
-        elif rows == 2:
-            _16_2(data, groups, x, x_stride, sums, sums_stride, y)
-        else:
-            _16_4(data, groups, x, x_stride, sums, sums_stride, y)
+@called
+def _product_4(rows, data, groups, x, x_stride, sums, sums_stride, y):
+    """`block_product` of KINDS[0] for 1, 2 or 4 rows; so the others."""
+    if rows == 1:
+        _4_1(data, groups, x, x_stride, sums, sums_stride, y)
+    elif rows == 2:
+        _4_2(data, groups, x, x_stride, sums, sums_stride, y)
     else:
-        if rows == 1:
-            _min_1(data, groups, x, x_stride, sums, sums_stride, y)
-        elif rows == 2:
-            _min_2(data, groups, x, x_stride, sums, sums_stride, y)
-        else:
-            _min_4(data, groups, x, x_stride, sums, sums_stride, y)
+        _4_4(data, groups, x, x_stride, sums, sums_stride, y)
+
+
+@called
+def _product_8(rows, data, groups, x, x_stride, sums, sums_stride, y):
+    if rows == 1:
+        _8_1(data, groups, x, x_stride, sums, sums_stride, y)
+    elif rows == 2:
+        _8_2(data, groups, x, x_stride, sums, sums_stride, y)
+    else:
+        _8_4(data, groups, x, x_stride, sums, sums_stride, y)
+
+
+@called
+def _product_16(rows, data, groups, x, x_stride, sums, sums_stride, y):
+    if rows == 1:
+        _16_1(data, groups, x, x_stride, sums, sums_stride, y)
+    elif rows == 2:
+        _16_2(data, groups, x, x_stride, sums, sums_stride, y)
+    else:
+        _16_4(data, groups, x, x_stride, sums, sums_stride, y)
+
+
+@called
+def _product_min(rows, data, groups, x, x_stride, sums, sums_stride, y):
+    if rows == 1:
+        _min_1(data, groups, x, x_stride, sums, sums_stride, y)
+    elif rows == 2:
+        _min_2(data, groups, x, x_stride, sums, sums_stride, y)
+    else:
+        _min_4(data, groups, x, x_stride, sums, sums_stride, y)
+
+
+ADDRESSES = np.array([product.address for product in (_product_4, _product_8, _product_16, _product_min)], np.int64)
+"""of the products by their kind's number. Called by these they are compiled once, not in each function that calls them"""
 
 
 @inner
@@ -83,17 +95,17 @@ def group_sums(x, sums):
 
 
 @inner
-def block_of_product(place, block, x, sums, y, first, scratch):
+def block_of_product(addresses, place, block, x, sums, y, first, scratch):
     """One block of `place` (CodedRows.place): its columns of y [T, ..], where the matrix begins at column `first`.
-    `sums`: group_sums of x; `scratch` fp32 [TOGETHER * BLOCK]."""
+    `addresses`: ADDRESSES; `sums`: group_sums of x; `scratch` fp32 [TOGETHER * BLOCK]."""
     kind, data, groups, count = place
     data += block * groups * _bytes_of(kind)
     here, row, rows = min(BLOCK, count - block * BLOCK), 0, x.shape[0]
     start = first + block * BLOCK
     while row < rows:
         some = 4 if rows - row >= 4 else (2 if rows - row >= 2 else 1)
-        _rows_of_block(kind, some, data, groups, x.ctypes.data + 4 * row * x.shape[1], x.shape[1],
-                       sums.ctypes.data + 4 * row * sums.shape[1], sums.shape[1], scratch.ctypes.data)
+        call_product(addresses[kind], some, data, groups, x.ctypes.data + 4 * row * x.shape[1], x.shape[1],
+                     sums.ctypes.data + 4 * row * sums.shape[1], sums.shape[1], scratch.ctypes.data)
         for one in range(some):
             for lane in range(here):
                 y[row + one, start + lane] = scratch[one * BLOCK + lane]
@@ -101,7 +113,7 @@ def block_of_product(place, block, x, sums, y, first, scratch):
 
 
 @compiled
-def _multiply(thread, threads, sync, place, x, y, all_sums, all_scratch, counters):
+def _multiply(thread, threads, sync, addresses, place, x, y, all_sums, all_scratch, counters):
     sums, scratch = all_sums[thread], all_scratch[thread]
     group_sums(x, sums)
     blocks = (place[3] + BLOCK - 1) // BLOCK
@@ -109,7 +121,7 @@ def _multiply(thread, threads, sync, place, x, y, all_sums, all_scratch, counter
     block = take(counters, 0, count)
     while block < blocks:
         for one in range(block, min(block + count, blocks)):
-            block_of_product(place, one, x, sums, y, 0, scratch)
+            block_of_product(addresses, place, one, x, sums, y, 0, scratch)
         block = take(counters, 0, count)
     meet(sync, threads)
 
@@ -146,7 +158,7 @@ def multiply(place: tuple[int, int, int, int], x: np.ndarray, y: np.ndarray) -> 
     """Semantics: y[t, o] = sum_i x[t, i] weight[o, i].  `place`: CodedRows.place; x fp32 [T, d_in], y fp32 [T, rows]."""
     run = team().alone if x.shape[0] * x.shape[1] * y.shape[1] <= ALONE else team().run
     sums = np.empty((team().threads, x.shape[0], x.shape[1] // 16), np.float32)
-    run(_multiply, place, x, y, sums, scratch(), np.zeros(1, np.int64))
+    run(_multiply, ADDRESSES, place, x, y, sums, scratch(), np.zeros(1, np.int64))
 
 
 def unpack(place: tuple[int, int, int, int], first: int, out: np.ndarray) -> None:
