@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_golden import DATA, MIXES, PROMPTS, Bench, read_golden
+from test_golden import ATOL, DATA, MIXES, NEAR_TIE, PROMPTS, Bench, read_golden
 
 from lora_bench.engine.protocol import StepFinished, TokenIds
 from lora_bench.kernels.packed_cpu import multiplies_packed
@@ -14,10 +14,8 @@ from lora_bench.kernels.packed_cpu import multiplies_packed
 pytestmark = pytest.mark.skipif(not multiplies_packed(), reason="this CPU has no products of packed numbers")
 LLAMA_CPP = read_golden("llamacpp-q4_1.json")
 """the same file there: activations have eight bits"""
-MOST_DIVERGENCE = 0.01
+MOST_DIVERGENCE = 1e-6
 """of the first token's distribution from the exact one, in nats"""
-NEAR = 1.0
-"""logits between which rounding may choose"""
 TOKENS = 16
 
 
@@ -35,9 +33,9 @@ def test_first_tokens_are_nearer_to_exact_ones_than_llama_cpps(bench: Bench) -> 
             both = [(token, value) for token, value in there["results"][prompt]["first_top"] if token in wanted]
             ours += [abs(float(got[token]) - wanted[token]) for token, _ in both]
             theirs += [abs(value - wanted[token]) for token, value in both]
-            best.append(int(got.argmax()) == exact["top_ids"][0] or exact["gaps"][0] < NEAR)
+            best.append(int(got.argmax()) == exact["top_ids"][0] or exact["gaps"][0] < NEAR_TIE)
     print(f"largest and mean: {max(ours):.3f} {np.mean(ours):.3f}; llama.cpp's {max(theirs):.3f} {np.mean(theirs):.3f}")
-    assert len(ours) > 400 and max(ours) < max(theirs) and np.mean(ours) < np.mean(theirs) and all(best)
+    assert len(ours) > 400 and max(ours) < 2 * ATOL < max(theirs) and np.mean(ours) < np.mean(theirs) and all(best)
 
 
 @pytest.mark.parametrize("case", LLAMA_CPP)
@@ -56,7 +54,7 @@ def test_replies_of_all_mixes_side_by_side_follow_the_exact_ones(bench: Bench) -
     for (case, prompt), reply in zip(cases, replies, strict=True):
         exact = read_golden(f"peft-{case}.json")["results"][prompt]
         at = next((place for place, (one, other) in enumerate(zip(reply, exact["tokens"], strict=False)) if one != other), None)
-        assert at is None or exact["gaps"][at] < NEAR, (case, prompt, at)
+        assert at is None or exact["gaps"][at] < NEAR_TIE, (case, prompt, at)
         equal += at is None
     print(f"{equal} of {len(cases)} replies equal the exact ones")
-    assert equal >= 0.6 * len(cases)
+    assert equal >= 0.9 * len(cases)
