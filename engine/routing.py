@@ -28,7 +28,7 @@ class Vectors:
     norms: Mapping[str, RowVectors]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Routing:
     """One composition of adapters. `layers[i]` has the fused linears of layer i that any of them changes; the head comes last."""
 

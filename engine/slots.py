@@ -48,7 +48,7 @@ class VocabularyPart:
         return tuple(tensor for tensor in (self.a, self.b, self.replaced, self.ids, self.rows) if tensor is not None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class SlotContent:
     """One adapter on the device. Parts by (layer, fused linear); lm_head by (number of layers, "lm_head")."""
 

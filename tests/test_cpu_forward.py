@@ -98,6 +98,22 @@ def test_rows_of_different_adapters(
             base._end(requests)
 
 
+def test_adapters_of_compositions_that_take_turns() -> None:
+    """More of them than are kept ready: what a composition reads is there as long as the composition is."""
+    with torch.inference_mode():
+        base = MeasuredBase(decoder_of(), (8,) * 12, 1, 64)
+        works = []
+        for names in (base.names[:6], base.names[6:]):
+            requests = [base._request((name,), 20) for name in names]
+            for request in requests:
+                request.commit(request.pending - 1)
+            works.append([Work(request, 1) for request in requests])
+        first, other = (base._runner._forward(some)[0].clone() for some in works)
+        taken = [torch.full((count,), 1e3) for count in (512, 1024, 2048, 4096, 8192, 16384) * 40]  # where what is free may lie
+        assert torch.equal(base._runner._forward(works[0])[0], first) and torch.equal(base._runner._forward(works[1])[0], other)
+        assert taken
+
+
 def test_the_bits_of_a_row_depend_on_nothing_beside_it() -> None:
     """Rows of three adapters, of none, of other lengths; alone and together, with other threads."""
     base = MeasuredBase(decoder_of(), (3, 9, 64), 1, 64)
@@ -135,3 +151,5 @@ def test_what_has_no_calls_of_its_own() -> None:
     assert not decoder._replies.takes(inputs, None) and not decoder._replies.takes(many, None)
     assert suits_cpu_forward(LLAMA, decoder.layers) and not suits_cpu_forward(LLAMA, decoder_of(rounded=False).layers)
     assert not suits_cpu_forward(replace(LLAMA, qk_norm="each"), decoder.layers)
+    odd = decoder_of(heads=8, kv_heads=8, head_dim=40)
+    assert not suits_cpu_forward(odd.facts, odd.layers), "the vectors of a head are not whole"

@@ -1,8 +1,10 @@
 """Packed matrices as a CPU multiplies them: their numbers and products against those of the file, and what is left as it is."""
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -93,6 +95,25 @@ def test_the_bits_of_a_row_depend_on_nothing_beside_it(kind: str, monkeypatch: p
         assert torch.equal(base_linear(x, weight, None), alone)
 
 
+def test_a_team_runs_for_one_caller_at_a_time() -> None:
+    """An adapter is made ready in a thread beside the steps, with the numbers of packed weights."""
+    alone, crowd, inside = Team(2), [], []
+
+    def run(thread: int, threads: int, sync: object) -> None:
+        if thread == 0:
+            inside.append(1)
+            crowd.append(len(inside))
+            time.sleep(0.05)
+            inside.pop()
+
+    callers = [Thread(target=alone.run, args=(run,)) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert crowd == [1, 1, 1]
+
+
 def test_types_beside_each_other_and_those_without_codes() -> None:
     parts = [packed_matrix(kind, count, 256) for kind, count in (("Q4_K", 80), ("Q6_K", 48), ("IQ4_NL", 33), ("Q4_0", 24))]
     weight, wanted = laid_out(packed_concat(parts)), torch.cat([exact(part) for part in parts])
@@ -105,17 +126,17 @@ def test_types_beside_each_other_and_those_without_codes() -> None:
     assert isinstance(laid_out(parts[2]), PackedWeight)
 
 
-@pytest.mark.parametrize("scale", [1e-9, 9000.0])
-def test_scales_that_fp16_would_round_stay_as_they_are(scale: float) -> None:
-    packed = packed_matrix("Q4_0" if scale > 1 else "Q4_K", 64, 256)
-    blocks = packed.parts[0].data.view(-1, 18 if scale > 1 else 144)
-    blocks[:, :2] = torch.tensor([scale if scale > 1 else 6e-8], dtype=torch.float16).view(torch.uint8)
-    blocks[:, 4:12] |= 1  # no scale of Q4_K is zero
+@pytest.mark.parametrize(("kind", "number", "kept"), [("Q4_0", 9000.0, False), ("Q4_K", 2000.0, False), ("Q4_K", 6e-8, True)])
+def test_scales_that_fp16_cannot_hold_stay_as_they_are(kind: str, number: float, kept: bool) -> None:
+    """-8 times the one, 63 times the next; small ones are multiples of the least fp16 number."""
+    packed = packed_matrix(kind, 64, 256)
+    blocks = packed.parts[0].data.view(-1, {"Q4_0": 18, "Q4_K": 144}[kind])
+    blocks[:, :2] = torch.tensor([number], dtype=torch.float16).view(torch.uint8)
+    blocks[:, 4:8] |= 63
     weight = laid_out(packed)
-    if scale > 1:  # -8 times that is no fp16 number
-        assert isinstance(weight, PackedWeight)
-    else:
-        assert isinstance(weight, PackedWeight) or apart(exact(weight), exact(packed)) < ROUNDED
+    assert isinstance(weight, CpuWeight) == kept
+    if kept:
+        assert apart(exact(weight), exact(packed)) < ROUNDED
 
 
 def test_exact_products_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...kernels.cpu.coded_rows import CodedRows
 from ...kernels.cpu.products import ADDRESSES, MOST_ROWS, scratch, team
 from ...kernels.cpu.step import COUNTERS, PARTS, Base, Buffers, Rows, Sizes, decode_step
+from ...kernels.cpu.vectors import LANES
 from ...kernels.packed_cpu import CpuWeight
 from ...kernels.spans import Span
 from ...kernels.weights import Weight, rows
@@ -96,5 +97,5 @@ def suits_cpu_forward(facts: ModelFacts, layers: Sequence[Layer]) -> bool:
         return False
     return (facts.activation == "silu" and facts.residual_scale == 1 and not facts.qk_norm and not facts.attention_softcap
             and not any(facts.windows) and not facts.norms.after_attention and not facts.norms.after_mlp
-            and facts.rotary == facts.head_dim and all(layer.rope == GLOBAL for layer in layers)
+            and facts.rotary == facts.head_dim and facts.head_dim % LANES == 0 and all(layer.rope == GLOBAL for layer in layers)
             and all(place.rms.weight.dtype == torch.float32 for layer in layers for place in layer.norms))

@@ -1,9 +1,10 @@
 """Low-rank deltas of a step of replies on a CPU, as its compiled step reads them: in bf16 where that is what was trained."""
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -15,8 +16,9 @@ from ..slots import FusedPart, SlotContent
 from .acting import ActiveLora
 from .facts import ModelFacts, linear_layout, module_shapes
 
-KEPT_TABLES, KEPT_CONTENTS = 2, 8
-"""compositions; contents of slots, if not more act at once"""
+T, M = TypeVar("T"), TypeVar("M")
+Parts = Mapping[tuple[int, str], "_Factors"]
+"""of a content, by layer and fused linear"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,26 @@ class _Factors:
 class _Table:
     """The parts of Ranks that no step changes, of a routing."""
 
-    routing: Routing
     ranks: Ranks
     most: int
     """rank rows of a linear"""
+    ready: Sequence[tuple[int, Parts]]
+    """whose addresses stand in `ranks`"""
+
+
+class _Made(Generic[T, M]):
+    """What was made of objects, for as long as these are there."""
+
+    def __init__(self, make: Callable[[T], M]) -> None:
+        self._make = make
+        self._made: dict[int, M] = {}
+
+    def of(self, thing: T) -> M:
+        key = id(thing)
+        if key not in self._made:
+            self._made[key] = self._make(thing)
+            weakref.finalize(thing, self._made.pop, key, None).atexit = False
+        return self._made[key]
 
 
 class CpuLora:
@@ -45,32 +63,23 @@ class CpuLora:
         self._layers = facts.layers
         shapes = module_shapes(facts)
         self._sizes = {fused: [shapes[f"layers.0.{module}"][0] for module in modules] for fused, modules in linear_layout(facts).items()}
-        self._none = self._table([], None)
-        self._contents: OrderedDict[int, tuple[SlotContent, Mapping[tuple[int, str], _Factors]]] = OrderedDict()
-        self._tables: OrderedDict[int, _Table] = OrderedDict()
+        self._none = self._table([])
+        self._contents, self._tables = _Made(self._ready), _Made(self._compose)
 
     def ranks(self, lora: ActiveLora | None) -> tuple[Ranks, int]:
         """The deltas of a step, and the most rank rows of a linear."""
         if lora is None:
             return self._none.ranks, 0
-        key = id(lora.routing)
-        if key not in self._tables:
-            ready = [(column, self._ready(lora.routing.contents[name])) for name, column in lora.routing.columns.items()]
-            self._tables[key] = self._table(ready, lora.routing)
-            _forget(self._contents, max(KEPT_CONTENTS, len(ready)))
-            _forget(self._tables, KEPT_TABLES)
-        self._tables.move_to_end(key)
-        found = self._tables[key]
+        found = self._tables.of(lora.routing)
         return found.ranks._replace(weights=lora.body.step.weights.numpy()), found.most
 
-    def _ready(self, content: SlotContent) -> Mapping[tuple[int, str], _Factors]:
-        key = id(content)
-        if key not in self._contents:
-            self._contents[key] = content, {place: _factors(part) for place, part in content.parts.items() if place[0] < self._layers}
-        self._contents.move_to_end(key)
-        return self._contents[key][1]
+    def _ready(self, content: SlotContent) -> Parts:
+        return {place: _factors(part) for place, part in content.parts.items() if place[0] < self._layers}
 
-    def _table(self, ready: Sequence[tuple[int, Mapping[tuple[int, str], _Factors]]], routing: Routing | None) -> _Table:
+    def _compose(self, routing: Routing) -> _Table:
+        return self._table([(column, self._contents.of(routing.contents[name])) for name, column in routing.columns.items()])
+
+    def _table(self, ready: Sequence[tuple[int, Parts]]) -> _Table:
         places, a, b = np.zeros((self._layers, len(self._sizes), 5), np.int64), [], []
         for layer in range(self._layers):
             for number, (fused, sizes) in enumerate(self._sizes.items()):
@@ -84,7 +93,7 @@ class CpuLora:
                         rows = end
                 places[layer, number] = rows, first_a, len(a), first_b, len(b)
         tables = (np.array(rows, np.int64).reshape(-1, 7) for rows in (a, b))
-        return _Table(routing, Ranks(places, *tables, np.zeros((0, 0), np.float32)), int(places[:, :, 0].max()))
+        return _Table(Ranks(places, *tables, np.zeros((0, 0), np.float32)), int(places[:, :, 0].max()), ready)
 
 
 def _modules(found: _Factors, first: int, column: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -109,11 +118,6 @@ def _short(factor: Tensor) -> Tensor:
     """`factor`, contiguous, in bf16 where nothing is lost by it: half the memory to read; else in fp32."""
     short, whole = factor.bfloat16(), factor.float()
     return (short if torch.equal(short.float(), whole) else whole).contiguous()
-
-
-def _forget(kept: OrderedDict[int, object], most: int) -> None:
-    while len(kept) > most:
-        kept.popitem(last=False)
 
 
 def is_low_rank(lora: ActiveLora) -> bool:

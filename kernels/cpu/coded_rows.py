@@ -11,7 +11,7 @@ from ..packed import PackedRows
 from ..quant import QUANT_TYPES
 from ..quant.codes import CODED, coded_rows
 from .block_product import BLOCK, CodeKind
-from .products import KINDS, MOST_ROWS, multiply, unpack
+from .products import KINDS, MOST_ROWS, multiply, pick, unpack
 from .vectors import LANES
 
 PACKED_ELEMENTS = 1 << 20
@@ -57,17 +57,9 @@ class CodedRows:
 
     def rows(self, ids: Tensor) -> Tensor:
         """Semantics: y[t] = weight[ids[t]].  ids [T] int64; y fp32 [T, d_in]."""
-        block, lane = ids.div(BLOCK, rounding_mode="floor"), ids % BLOCK
-        codes, scales = _fields(self.kind, self.data.index_select(0, block))
-        width = self.kind.step_bytes
-        found = codes.gather(3, (lane % width).view(-1, 1, 1, 1).expand(*codes.shape[:3], 1)).squeeze(3)
-        if self.kind.bits == 4:
-            found = (found >> (lane // width * 4).to(torch.uint8).view(-1, 1, 1)) & 15
-        else:
-            found = found.view(torch.int8)
-        scales = scales.float().gather(3, lane.view(-1, 1, 1, 1).expand(*scales.shape[:3], 1)).squeeze(3)
-        numbers = found.float().mul_(scales[:, :, :1])
-        return (numbers.add_(scales[:, :, 1:]) if self.kind.offsets else numbers).flatten(1)
+        y = torch.empty(ids.shape[0], self.shape[1])
+        pick(self.place, ids.numpy(), y.numpy())
+        return y
 
     def chunks(self, elements: int) -> Iterator[tuple[int, Tensor]]:
         """(first row, fp32 [n, d_in]) over all rows, about `elements` numbers at a time."""

@@ -1,20 +1,24 @@
 """Functions that a Team runs, compiled by numba once for what this folder says and kept on disk.
 
 numba looks only at the file of a function to know whether what it kept is still true, not at what that file imports. So the place has
-the hash of all files here in its name.
+the hash of all files here in its name. Where it cannot be written or read, functions are compiled anew in each process.
 """
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numba
 import platformdirs
 from numba import cfunc, njit, types
+from numba.core.caching import NullCache
 
 PREFIX = "compiled-"
+BESIDE = Path(__file__).parent / "__pycache__"
 
 
 def _sources() -> str:
@@ -25,16 +29,16 @@ def _sources() -> str:
 
 
 def _place() -> Path | None:
-    """Beside these files, else in the user's cache; what older versions of them left there goes. None where neither can be written."""
-    for parent in (Path(__file__).parent / "__pycache__", platformdirs.user_cache_path("lora-bench")):
+    """Beside these files, where what older versions of them left goes; else in the user's cache. None where neither can be written."""
+    for parent in (BESIDE, platformdirs.user_cache_path("lora-bench")):
         place = parent / f"{PREFIX}{_sources()}"
         try:
             place.mkdir(parents=True, exist_ok=True)
-            for other in parent.glob(f"{PREFIX}*"):
-                if other != place:
-                    shutil.rmtree(other, ignore_errors=True)
         except OSError:
             continue
+        for other in BESIDE.glob(f"{PREFIX}*"):
+            if other.name != place.name:
+                shutil.rmtree(other, ignore_errors=True)
         if os.access(place, os.W_OK):
             return place
     return None
@@ -43,18 +47,45 @@ def _place() -> Path | None:
 PLACE = _place()
 if PLACE is not None:
     numba.config.CACHE_DIR = str(PLACE)
+numba.config.DISABLE_JIT = 0  # somebody's NUMBA_DISABLE_JIT: nothing here is Python
 LEAN = {"error_model": "numpy", "_nrt": False}
 """without Python's errors and without counting who uses an array: half as much to compile. They make no array"""
+PRODUCT = types.void(*[types.int64] * 8)
+
 inner = njit(**LEAN)
 """Decorator: for a function that others call."""
 summing = njit(**LEAN, fastmath={"contract", "reassoc", "nsz"})
 """Decorator: `inner`, whose sums are made in an order that suits vectors, the same for the same sizes. NaN and infinity remain."""
 compiled = njit(**LEAN, nogil=True, cache=PLACE is not None)
-"""Decorator: for a function whose first arguments are thread, threads, sync (see Team.run)."""
-called = cfunc(types.void(*[types.int64] * 8), **LEAN, cache=PLACE is not None)
-"""Decorator: for a function of eight int64 that others call by its address."""
+"""Decorator: for a function whose first arguments are thread, threads, sync (see Team.run), always of the same types."""
+
+
+def called(function: Callable[..., None]) -> Any:
+    """Decorator: for a function of eight int64 that others call by its `address`."""
+    try:
+        return cfunc(PRODUCT, **LEAN, cache=PLACE is not None)(function)
+    except Exception:  # whatever numba and pickle make of a file that is torn, and of a disk that is full
+        _give_up()
+        return cfunc(PRODUCT, **LEAN)(function)
+
+
+def make_ready(function: Any, arguments: tuple[Any, ...]) -> None:
+    """Compile a `compiled` function, or have what was kept of it, for these arguments."""
+    kinds = tuple(numba.typeof(each) for each in arguments)
+    try:
+        function.compile(kinds)
+    except Exception:  # as in `called`; what is wrong with the function itself is raised again
+        _give_up()
+        function._cache = NullCache()
+        function.compile(kinds)
 
 
 def is_kept(name: str) -> bool:
     """Whether an earlier process has compiled the function of this name: else its first call takes seconds."""
     return PLACE is not None and any(PLACE.rglob(f"*.{name}-*.nbc"))
+
+
+def _give_up() -> None:
+    """Nothing that was kept is trusted any more."""
+    if PLACE is not None:
+        shutil.rmtree(PLACE, ignore_errors=True)

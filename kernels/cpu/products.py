@@ -1,6 +1,7 @@
 """Products of packed rows over all threads, and their numbers written out."""
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import numpy as np
@@ -18,69 +19,76 @@ TOGETHER = 4
 ALONE = 1 << 19
 """products of two numbers up to which one thread is done before another one is awake"""
 
+FOUR, EIGHT, SIXTEENS, OFFSET = range(4)
+"""of KINDS: four bits; eight; eight with a scale for every 16; eight with offsets"""
 KINDS = (CodeKind(4, 32, True), CodeKind(8, 32, False), CodeKind(8, 16, False), CodeKind(8, 32, True))
-_4_1, _4_2, _4_4 = (block_product(KINDS[0], rows) for rows in (1, 2, 4))
-_8_1, _8_2, _8_4 = (block_product(KINDS[1], rows) for rows in (1, 2, 4))
-_16_1, _16_2, _16_4 = (block_product(KINDS[2], rows) for rows in (1, 2, 4))
-_min_1, _min_2, _min_4 = (block_product(KINDS[3], rows) for rows in (1, 2, 4))
-_BYTES_4, _BYTES_8, _BYTES_16, _BYTES_MIN = (kind.group_bytes for kind in KINDS)
+_four_1, _four_2, _four_4 = (block_product(KINDS[0], rows) for rows in (1, 2, 4))
+_eight_1, _eight_2, _eight_4 = (block_product(KINDS[1], rows) for rows in (1, 2, 4))
+_sixteens_1, _sixteens_2, _sixteens_4 = (block_product(KINDS[2], rows) for rows in (1, 2, 4))
+_offset_1, _offset_2, _offset_4 = (block_product(KINDS[3], rows) for rows in (1, 2, 4))
+_FOUR_BYTES, _EIGHT_BYTES, _SIXTEENS_BYTES, _OFFSET_BYTES = (kind.group_bytes for kind in KINDS)
 
 
 @cache
 def team() -> Team:
-    """As many threads as torch has."""
+    """As many threads as torch has when it is first asked for."""
     return Team(torch.get_num_threads())
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=team.cache_clear)  # a child has none of its parent's threads
+
+
 @called
-def _product_4(rows, data, groups, x, x_stride, sums, sums_stride, y):
+def _product_of_four(rows, data, groups, x, x_stride, sums, sums_stride, y):
     """`block_product` of KINDS[0] for 1, 2 or 4 rows; so the others."""
     if rows == 1:
-        _4_1(data, groups, x, x_stride, sums, sums_stride, y)
+        _four_1(data, groups, x, x_stride, sums, sums_stride, y)
     elif rows == 2:
-        _4_2(data, groups, x, x_stride, sums, sums_stride, y)
+        _four_2(data, groups, x, x_stride, sums, sums_stride, y)
     else:
-        _4_4(data, groups, x, x_stride, sums, sums_stride, y)
+        _four_4(data, groups, x, x_stride, sums, sums_stride, y)
 
 
 @called
-def _product_8(rows, data, groups, x, x_stride, sums, sums_stride, y):
+def _product_of_eight(rows, data, groups, x, x_stride, sums, sums_stride, y):
     if rows == 1:
-        _8_1(data, groups, x, x_stride, sums, sums_stride, y)
+        _eight_1(data, groups, x, x_stride, sums, sums_stride, y)
     elif rows == 2:
-        _8_2(data, groups, x, x_stride, sums, sums_stride, y)
+        _eight_2(data, groups, x, x_stride, sums, sums_stride, y)
     else:
-        _8_4(data, groups, x, x_stride, sums, sums_stride, y)
+        _eight_4(data, groups, x, x_stride, sums, sums_stride, y)
 
 
 @called
-def _product_16(rows, data, groups, x, x_stride, sums, sums_stride, y):
+def _product_of_sixteens(rows, data, groups, x, x_stride, sums, sums_stride, y):
     if rows == 1:
-        _16_1(data, groups, x, x_stride, sums, sums_stride, y)
+        _sixteens_1(data, groups, x, x_stride, sums, sums_stride, y)
     elif rows == 2:
-        _16_2(data, groups, x, x_stride, sums, sums_stride, y)
+        _sixteens_2(data, groups, x, x_stride, sums, sums_stride, y)
     else:
-        _16_4(data, groups, x, x_stride, sums, sums_stride, y)
+        _sixteens_4(data, groups, x, x_stride, sums, sums_stride, y)
 
 
 @called
-def _product_min(rows, data, groups, x, x_stride, sums, sums_stride, y):
+def _product_of_offset(rows, data, groups, x, x_stride, sums, sums_stride, y):
     if rows == 1:
-        _min_1(data, groups, x, x_stride, sums, sums_stride, y)
+        _offset_1(data, groups, x, x_stride, sums, sums_stride, y)
     elif rows == 2:
-        _min_2(data, groups, x, x_stride, sums, sums_stride, y)
+        _offset_2(data, groups, x, x_stride, sums, sums_stride, y)
     else:
-        _min_4(data, groups, x, x_stride, sums, sums_stride, y)
+        _offset_4(data, groups, x, x_stride, sums, sums_stride, y)
 
 
-ADDRESSES = np.array([product.address for product in (_product_4, _product_8, _product_16, _product_min)], np.int64)
+_PRODUCTS = _product_of_four, _product_of_eight, _product_of_sixteens, _product_of_offset
+ADDRESSES = np.array([product.address for product in _PRODUCTS], np.int64)
 """of the products by their kind's number. Called by these they are compiled once, not in each function that calls them"""
 
 
 @inner
 def _bytes_of(kind):
     """Of a kind's number: CodeKind.group_bytes"""
-    return (_BYTES_4, _BYTES_8, _BYTES_16, _BYTES_MIN)[kind]
+    return (_FOUR_BYTES, _EIGHT_BYTES, _SIXTEENS_BYTES, _OFFSET_BYTES)[kind]
 
 
 @summing
@@ -127,10 +135,30 @@ def _multiply(thread, threads, sync, addresses, place, x, y, all_sums, all_scrat
 
 
 @compiled
+def _pick(thread, threads, sync, place, ids, out):
+    kind, data, groups, _ = place
+    nbytes, group = _bytes_of(kind), 16 if kind == SIXTEENS else 32
+    step = BLOCK // 2 if kind == FOUR else BLOCK
+    for row in range(ids.shape[0]):
+        block, lane = ids[row] // BLOCK, ids[row] % BLOCK
+        for number in range(groups):
+            start = data + (block * groups + number) * nbytes
+            found, factors = pointer(start), pointer(start + group * step)
+            scale = half_at(factors, lane)
+            offset = half_at(factors, BLOCK + lane) if kind == FOUR or kind == OFFSET else np.float32(0)
+            for column in range(group):
+                if kind == FOUR:
+                    code = (code_at(found, column * step + lane % step) >> np.int32(lane // step * 4)) & np.int32(15)
+                else:
+                    code = signed_at(found, column * step + lane)
+                out[row, number * group + column] = np.float32(code) * scale + offset
+
+
+@compiled
 def _unpack(thread, threads, sync, place, first, out, all_scratch, counters):
     kind, data, groups, _ = place
-    nbytes, group = _bytes_of(kind), 16 if kind == 2 else 32
-    blocks, offsets, step = out.shape[1] // BLOCK, kind == 0 or kind == 3, BLOCK // 2 if kind == 0 else BLOCK
+    nbytes, group = _bytes_of(kind), 16 if kind == SIXTEENS else 32
+    blocks, offsets, step = out.shape[1] // BLOCK, kind == FOUR or kind == OFFSET, BLOCK // 2 if kind == FOUR else BLOCK
     scale, offset = all_scratch[thread, :BLOCK], all_scratch[thread, BLOCK:2 * BLOCK]
     block = take(counters, 0, 1)
     while block < blocks:
@@ -142,7 +170,7 @@ def _unpack(thread, threads, sync, place, first, out, all_scratch, counters):
                 offset[lane] = half_at(factors, BLOCK + lane) if offsets else np.float32(0)
             for column in range(group):
                 to = out[number * group + column, block * BLOCK:(block + 1) * BLOCK]
-                if kind == 0:
+                if kind == FOUR:
                     for lane in range(BLOCK // 2):
                         both = code_at(found, column * step + lane)
                         to[lane] = np.float32(both & 15) * scale[lane] + offset[lane]
@@ -157,8 +185,13 @@ def _unpack(thread, threads, sync, place, first, out, all_scratch, counters):
 def multiply(place: tuple[int, int, int, int], x: np.ndarray, y: np.ndarray) -> None:
     """Semantics: y[t, o] = sum_i x[t, i] weight[o, i].  `place`: CodedRows.place; x fp32 [T, d_in], y fp32 [T, rows]."""
     run = team().alone if x.shape[0] * x.shape[1] * y.shape[1] <= ALONE else team().run
-    sums = np.empty((team().threads, x.shape[0], x.shape[1] // 16), np.float32)
+    sums = np.empty((team().threads, x.shape[0], x.shape[1] // 32), np.float32)
     run(_multiply, ADDRESSES, place, x, y, sums, scratch(), np.zeros(1, np.int64))
+
+
+def pick(place: tuple[int, int, int, int], ids: np.ndarray, out: np.ndarray) -> None:
+    """Semantics: out[t] = weight[ids[t]].  ids int64 [T], out fp32 [T, d_in]"""
+    team().alone(_pick, place, ids, out)
 
 
 def unpack(place: tuple[int, int, int, int], first: int, out: np.ndarray) -> None:

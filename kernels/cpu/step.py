@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
 
 class Base(NamedTuple):
     addresses: np.ndarray
-    """int64: ADDRESSES of the products"""
+    """int64 [kinds]: ADDRESSES of the products"""
     parts: np.ndarray
     """int64 [n, 5]: CodedRows.place of a part of a linear, and its first output"""
     linears: np.ndarray
@@ -79,16 +79,22 @@ class Buffers(NamedTuple):
     scratch: np.ndarray
     """[threads, TOGETHER * BLOCK]"""
     qkv: np.ndarray
+    """[T, heads of q, k and v * head_dim]"""
     mixed: np.ndarray
-    sums: np.ndarray
+    """[T, heads * head_dim]: what attention found"""
+    joining: np.ndarray
+    """[T, hidden]: what is added to x next"""
     gate_up: np.ndarray
+    """[T, 2 * intermediate]"""
     gated: np.ndarray
+    """[T, intermediate]"""
     h: np.ndarray
     """[T, most rank rows of a linear]"""
 
 
 @summing
 def _norm(x, weight, eps, out):
+    """Semantics: out = x / sqrt(mean(x^2) + eps) * weight, row by row.  x, out [T, hidden], weight [hidden]"""
     for row in range(x.shape[0]):
         total = np.float32(0)
         for place in range(x.shape[1]):
@@ -120,13 +126,14 @@ def _products(threads, base, layer, linear, x, sums, y, scratch, counters, index
 
 @inner
 def _add(y, bias):
+    """y += bias, both [n]"""
     for place in range(y.shape[0]):
         y[place] += bias[place]
 
 
 @summing
 def _turn(x, cos, sin):
-    """RoPE of one head in place: x * cos + (x's halves exchanged) * sin."""
+    """RoPE of one head [head_dim] in place: x * cos + (x's halves exchanged) * sin."""
     half = x.shape[0] // 2
     for place in range(half):
         first, second = x[place], x[place + half]
@@ -136,13 +143,14 @@ def _turn(x, cos, sin):
 
 @inner
 def _copy(x, out):
+    """out = x, both [n]"""
     for place in range(x.shape[0]):
         out[place] = x[place]
 
 
 @summing
 def _gate(gate, up, out):
-    """out = silu(gate) * up"""
+    """out = silu(gate) * up, all [n]"""
     for place in range(out.shape[0]):
         out[place] = gate[place] / (np.float32(1) + exp(-gate[place])) * up[place]
 
@@ -166,7 +174,7 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
     """
     x, qkv, mixed, gate_up, gated, h = buffers.x, buffers.qkv, buffers.mixed, buffers.gate_up, buffers.gated, buffers.h
     count, hidden, d = x.shape[0], x.shape[1], caches.shape[4]
-    heads, kv_heads, inner = sizes.heads, sizes.kv_heads, gated.shape[1]
+    heads, kv_heads, gates = sizes.heads, sizes.kv_heads, gated.shape[1]
     group, width = heads // kv_heads, qkv.shape[1]
     normed, sums, scores, scratch = buffers.normed[thread], buffers.totals[thread], buffers.scores[thread], buffers.scratch[thread]
     now = ticks()
@@ -224,26 +232,26 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
         meet(sync, threads)
         now = _tick(thread, spent, BASE, now)
         start = width + hidden
-        in_row = (inner + TILE - 1) // TILE
+        in_row = (gates + TILE - 1) // TILE
         some = min(in_row, portion(count * in_row, threads))
         in_row = (in_row + some - 1) // some
         task = take(counters, at + 9, 1)
         while task < count * in_row:
             row, first = task // in_row, task % in_row * some * TILE
-            end = min(first + some * TILE, inner)
+            end = min(first + some * TILE, gates)
             if base.has_bias[layer, GATE_UP]:
                 _add(gate_up[row, first:end], base.biases[layer, start + first:start + end])
-                _add(gate_up[row, inner + first:inner + end], base.biases[layer, start + inner + first:start + inner + end])
+                _add(gate_up[row, gates + first:gates + end], base.biases[layer, start + gates + first:start + gates + end])
             if place[ROWS]:
                 expand(ranks, place, row, h[row], gate_up[row], first, end, scratch)
-                expand(ranks, place, row, h[row], gate_up[row], inner + first, inner + end, scratch)
+                expand(ranks, place, row, h[row], gate_up[row], gates + first, gates + end, scratch)
                 now = _tick(thread, spent, EXPAND, now)
-            _gate(gate_up[row, first:end], gate_up[row, inner + first:inner + end], gated[row, first:end])
+            _gate(gate_up[row, first:end], gate_up[row, gates + first:gates + end], gated[row, first:end])
             now = _tick(thread, spent, OTHER, now)
             task = take(counters, at + 9, 1)
         meet(sync, threads)
         now = _tick(thread, spent, OTHER, now)
-        now = _joined(thread, threads, sync, base, ranks, layer, DOWN, start + 2 * inner, gated, sums, buffers, scratch, counters, at + 10,
+        now = _joined(thread, threads, sync, base, ranks, layer, DOWN, start + 2 * gates, gated, sums, buffers, scratch, counters, at + 10,
                       spent, now)
 
 
@@ -251,7 +259,7 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
 def _joined(thread, threads, sync, base, ranks, layer, linear, bias, x, sums, buffers, scratch, counters, index, spent, now):
     """The residual stream, and the linear of x [T, d_in] more; the time now. `bias`: where its bias begins."""
     group_sums(x, sums)
-    place, stream, y = ranks.places[layer, linear], buffers.x, buffers.sums
+    place, stream, y = ranks.places[layer, linear], buffers.x, buffers.joining
     now = _tick(thread, spent, OTHER, now)
     if place[ROWS]:
         shrink(threads, ranks, place, x, buffers.h, counters, index)

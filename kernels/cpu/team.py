@@ -3,13 +3,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
-from .compiled import inner
+from .compiled import inner, make_ready
 from .vectors import fetch_add, give_way, read, write
 
 SPINS = 4000
@@ -24,25 +23,36 @@ class Team:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.sync = np.zeros(16, np.int64)
+        self._turn = threading.Lock()
         self._jobs = [SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]]() for _ in range(threads - 1)]
         for number, jobs in enumerate(self._jobs, 1):
             threading.Thread(target=self._work, args=(number, jobs), name=f"cpu-{number}", daemon=True).start()
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
-        """function(thread, threads, sync, *arguments) in all threads: compiled without the GIL, it ends with `meet`."""
-        for jobs in self._jobs:
-            jobs.put((function, arguments))
-        function(0, self.threads, self.sync, *arguments)
+        """function(thread, threads, sync, *arguments) in all threads: compiled without the GIL, it ends with `meet`.
+
+        One caller after another: an adapter is made ready beside the steps, with the numbers of packed weights.
+        """
+        with self._turn:
+            self._make_ready(function, arguments)
+            for jobs in self._jobs:
+                jobs.put((function, arguments))
+            function(0, self.threads, self.sync, *arguments)
 
     def alone(self, function: Callable[..., None], *arguments: Any) -> None:
         """`run` in the caller's thread only."""
+        self._make_ready(function, arguments)
         function(0, 1, self.sync, *arguments)
+
+    def _make_ready(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        """Before other threads wait for it: what cannot be compiled is said here."""
+        if not getattr(function, "overloads", True):
+            make_ready(function, (0, self.threads, self.sync, *arguments))
 
     def _work(self, number: int, jobs: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
         while True:
             function, arguments = jobs.get()
-            with suppress(Exception):  # it cannot be compiled for these arguments, which the caller's own call says
-                function(number, self.threads, self.sync, *arguments)
+            function(number, self.threads, self.sync, *arguments)
             del function, arguments
 
 

@@ -139,7 +139,7 @@ HALF, ONE, ZERO = np.float32(0.5), np.float32(1), np.float32(0)
 
 @summing
 def exp(x):
-    """e^x of a float32, to 2 units in the last place, by operations that vectors have; 0 below -87, NaN for NaN."""
+    """e^x of a float32, to 2 units in the last place, by operations that vectors have; 0 up to -87, e^88 from 88 on, NaN for NaN."""
     bounded = x if x > LEAST else LEAST
     bounded = bounded if bounded < MOST else MOST
     turns = np.floor(bounded * LOG2_E + HALF)
