@@ -16,7 +16,7 @@ from ...kernels.spans import Span
 from ...kernels.weights import Weight, rows
 from ..batch import StepInputs
 from .acting import ActiveLora, Lap
-from .cpu_lora import CpuLora, is_low_rank
+from .cpu_lora import CpuLora
 from .facts import ModelFacts
 from .layers import Layer
 from .rope import GLOBAL, RopeTables
@@ -36,7 +36,7 @@ class CpuForward:
     def takes(self, inputs: StepInputs, lora: ActiveLora | None) -> bool:
         """Whether a step is one of replies, whose adapters are low rank and nothing more."""
         count = len(inputs.spans)
-        return count <= MOST_ROWS and inputs.ids.shape[0] == count and (lora is None or is_low_rank(lora))
+        return count <= MOST_ROWS and inputs.ids.shape[0] == count and (lora is None or self._lora.takes(lora))
 
     def forward(self, inputs: StepInputs, caches: Tensor, lora: ActiveLora | None, lap: Lap) -> Tensor:
         """fp32 [rows, hidden] behind the last layer; keys and values are stored in `caches`."""

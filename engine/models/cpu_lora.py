@@ -64,7 +64,11 @@ class CpuLora:
         shapes = module_shapes(facts)
         self._sizes = {fused: [shapes[f"layers.0.{module}"][0] for module in modules] for fused, modules in linear_layout(facts).items()}
         self._none = self._table([])
-        self._contents, self._tables = _Made(self._ready), _Made(self._compose)
+        self._contents, self._tables, self._low_rank = _Made(self._ready), _Made(self._compose), _Made(_is_low_rank)
+
+    def takes(self, lora: ActiveLora) -> bool:
+        """Whether a step's adapters are low rank and nothing more, on the linears of layers."""
+        return not lora.body.phases and lora.body.step is not None and self._low_rank.of(lora.routing)
 
     def ranks(self, lora: ActiveLora | None) -> tuple[Ranks, int]:
         """The deltas of a step, and the most rank rows of a linear."""
@@ -96,6 +100,11 @@ class CpuLora:
         return _Table(Ranks(places, *tables, np.zeros((0, 0), np.float32)), int(places[:, :, 0].max()), ready)
 
 
+def _is_low_rank(routing: Routing) -> bool:
+    more = routing.changes_head or routing.embedding or any(routing.vectors)
+    return not more and all(linear.bias is None for layer in routing.layers for linear in layer.values())
+
+
 def _modules(found: _Factors, first: int, column: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Entries of Ranks.b of a fused linear whose modules have `sizes` outputs, where its rank rows begin at `first`."""
     for module, rows, b in found.b:
@@ -118,11 +127,3 @@ def _short(factor: Tensor) -> Tensor:
     """`factor`, contiguous, in bf16 where nothing is lost by it: half the memory to read; else in fp32."""
     short, whole = factor.bfloat16(), factor.float()
     return (short if torch.equal(short.float(), whole) else whole).contiguous()
-
-
-def is_low_rank(lora: ActiveLora) -> bool:
-    """Whether a step's adapters are taken so: low rank and nothing more, on the linears of layers."""
-    routing, acting = lora.routing, lora.body
-    more = routing.changes_head or routing.embedding or any(routing.vectors) or acting.phases or acting.step is None
-    biased = any(linear.bias is not None for layer in routing.layers for linear in layer.values())
-    return not (more or biased)
