@@ -8,6 +8,7 @@ import numpy as np
 from .compiled import inner
 from .row_sums import WIDE, add_rows, add_rows_bf16, dot, dot_bf16
 from .team import portion, take
+from .vectors import CACHE_LINE, prefetch_at
 
 TILE = WIDE
 """outputs of B whose rank rows lie behind each other"""
@@ -50,6 +51,17 @@ def shrink(threads, ranks, place, x, h, counters, index):
                     total = dot_bf16(here, row, x.shape[1]) if part[BF16] else dot(here, row, x.shape[1])
                     h[t, k] = weight * total
         first = take(counters, index, count)
+
+
+@inner
+def fetch(thread, threads, ranks, place):
+    """Ask for this thread's share of what `expand` will read, in long pieces, which are read faster than its tiles."""
+    for number in range(place[FIRST_B], place[END_B]):
+        part = ranks.b[number]
+        tiles = (part[OUT_END] - part[OUT_START] + TILE - 1) // TILE
+        share = tiles * (part[END] - part[START]) * TILE * (2 if part[BF16] else 4) // threads
+        for line in range(part[ADDRESS] + thread * share, part[ADDRESS] + (thread + 1) * share, CACHE_LINE):
+            prefetch_at(line)
 
 
 @inner

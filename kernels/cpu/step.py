@@ -14,7 +14,7 @@ from .attention import attend
 from .block_product import BLOCK
 from .compiled import compiled, inner, summing
 from .products import block_of_product, group_sums
-from .rank_rows import ROWS, TILE, expand, shrink
+from .rank_rows import ROWS, TILE, expand, fetch, shrink
 from .team import meet, portion, take
 from .vectors import exp, ticks
 
@@ -187,6 +187,7 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
         now = _tick(thread, spent, OTHER, now)
         if place[ROWS]:
             shrink(threads, ranks, place, normed, h, counters, at)
+            fetch(thread, threads, ranks, place)
             now = _tick(thread, spent, SHRINK, now)
         _products(threads, base, layer, QKV, normed, sums, qkv, scratch, counters, at + 1)
         meet(sync, threads)
@@ -227,6 +228,7 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
         now = _tick(thread, spent, OTHER, now)
         if place[ROWS]:
             shrink(threads, ranks, place, normed, h, counters, at + 7)
+            fetch(thread, threads, ranks, place)
             now = _tick(thread, spent, SHRINK, now)
         _products(threads, base, layer, GATE_UP, normed, sums, gate_up, scratch, counters, at + 8)
         meet(sync, threads)
@@ -263,6 +265,7 @@ def _joined(thread, threads, sync, base, ranks, layer, linear, bias, x, sums, bu
     now = _tick(thread, spent, OTHER, now)
     if place[ROWS]:
         shrink(threads, ranks, place, x, buffers.h, counters, index)
+        fetch(thread, threads, ranks, place)
         now = _tick(thread, spent, SHRINK, now)
     _products(threads, base, layer, linear, x, sums, y, scratch, counters, index + 1)
     meet(sync, threads)

@@ -80,6 +80,15 @@ signed_at = _reader(I8, types.int32, lambda builder, found: builder.sext(found, 
 
 
 @intrinsic
+def prefetch_at(typing, address):
+    """Ask for the cache line at an int64 `address`."""
+    def build(context, builder, signature, arguments):
+        prefetch(builder, arguments[0])
+        return context.get_dummy_value()
+    return types.void(types.int64), build
+
+
+@intrinsic
 def float_of_bits(typing, bits):
     """int32 -> the float32 of these bits."""
     def build(context, builder, signature, arguments):
