@@ -130,7 +130,7 @@ def test_the_bits_of_a_row_depend_on_nothing_beside_it() -> None:
 @pytest.mark.parametrize("exact", [True, False])
 def test_factors_are_kept_short_where_nothing_is_lost(exact: bool) -> None:
     factor = torch.randn(16, 256).bfloat16().float()
-    factor[3, 7] += 0 if exact else 2.0**-12
+    factor[3, 7] = 1.0 if exact else 1 + 2.0**-12
     short = _short(factor)
     assert short.dtype == (torch.bfloat16 if exact else torch.float32) and torch.equal(short.float(), factor)
 
