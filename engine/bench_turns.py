@@ -34,7 +34,7 @@ INVOCATION = " certainty:"
 FIRST, SECOND, ALORA = "A", "B", "A as aLoRA"
 CONVERSATIONS: dict[str, tuple[Mix, ...]] = {
     "base, base": ((), ()),
-    "base, aLoRA": ((), (AdapterUse(ALORA),)),
+    "base, aLoRA, base": ((), (AdapterUse(ALORA),), ()),
     "base, LoRA": ((), (AdapterUse(FIRST),)),
     "LoRA, the same": ((AdapterUse(FIRST),), (AdapterUse(FIRST),)),
     "there and back": ((AdapterUse(FIRST),), (AdapterUse(SECOND),), (AdapterUse(FIRST),), (AdapterUse(SECOND),)),

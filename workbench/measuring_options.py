@@ -69,7 +69,8 @@ def turns(
                                                  "adapters beside the engine; it listens on this machine alone.")] = None,
     json: Json = False,
 ) -> int:
-    """Measure the time to the first token of later turns, with KV reuse and without: base to aLoRA, base to LoRA, there and back."""
+    """Measure the time to the first token of later turns, with KV reuse and without: base to aLoRA and back, base to LoRA, there and
+    back."""
     from .turns import report
 
     return report({"model": find_model(model) if model else None, "adapters": _paths(lora), "prefix_tokens": prefix, "dtype": dtype,
