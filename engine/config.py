@@ -55,7 +55,7 @@ class EngineConfig:
     host_cache_bytes: int
     packed: bool
     """matrices stay as they lie in the file"""
-    rounded: bool
+    recoded: bool
     """products of those round, as a CPU multiplies packed numbers"""
     notes: tuple[str, ...]
     """what a user should know of these choices"""
@@ -68,7 +68,7 @@ class EngineConfig:
     @property
     def dtype_name(self) -> str:
         """What LoadModel calls it."""
-        return "packed" if self.rounded else DTYPE_NAMES[self.dtype]
+        return "packed" if self.recoded else DTYPE_NAMES[self.dtype]
 
 
 def make_config(command: LoadModel, base: BaseFile, make_room: Callable[[], None]) -> EngineConfig:
@@ -82,17 +82,17 @@ def make_config(command: LoadModel, base: BaseFile, make_room: Callable[[], None
     device = pick_device(command.device)
     dtype = DTYPES[AUTO_DTYPE[device.type] if command.dtype in ("auto", "packed") else command.dtype]
     _check_numbers(command, base.facts)
-    rounded = device.type == "cpu" and _multiplied_packed(command, base)
-    if rounded or command.dtype == "packed":
+    recoded = device.type == "cpu" and _multiplied_packed(command, base)
+    if recoded or command.dtype == "packed":
         command = replace(command, weights="packed")
-    packed, need, free, weights_note = _place_weights(command, base, device, dtype, rounded, make_room)
-    slow_note = UNPACKED_NOTE if packed and not rounded and device.type == "cpu" and command.dtype == "packed" else ""
+    packed, need, free, weights_note = _place_weights(command, base, device, dtype, recoded, make_room)
+    slow_note = UNPACKED_NOTE if packed and not recoded and device.type == "cpu" and command.dtype == "packed" else ""
     context, blocks, context_note = _place_context(command, base, device, dtype, free - need)
     left = free - need - blocks * _block_bytes(base.facts, dtype)
     pages, page_note = _place_pages(command.slots, base.facts, dtype, left) if device.type == "cuda" else (0, "")
     return EngineConfig(device, dtype, context, blocks, STEP_TOKENS[device.type], command.slots, command.host_cache_bytes,
-                        packed, rounded and packed, tuple(filter(None, (weights_note, slow_note, context_note, page_note))), pages=pages,
-                        alone_tokens=alone_tokens(base.parameters) if rounded and packed else 0)
+                        packed, recoded and packed, tuple(filter(None, (weights_note, slow_note, context_note, page_note))), pages=pages,
+                        alone_tokens=alone_tokens(base.parameters) if recoded and packed else 0)
 
 
 def alone_tokens(parameters: int) -> int:
@@ -107,10 +107,10 @@ def _multiplied_packed(command: LoadModel, base: BaseFile) -> bool:
 
 
 def _place_weights(
-    command: LoadModel, base: BaseFile, device: torch.device, dtype: torch.dtype, rounded: bool, make_room: Callable[[], None],
+    command: LoadModel, base: BaseFile, device: torch.device, dtype: torch.dtype, recoded: bool, make_room: Callable[[], None],
 ) -> tuple[bool, int, int, str]:
     """Whether they are packed, the bytes that they take, those that are free, and what to say of it."""
-    dense, packed = (weight_bytes(base.tensors.values(), dtype.itemsize, kept, rounded) for kept in (False, True))
+    dense, packed = (weight_bytes(base.tensors.values(), dtype.itemsize, kept, recoded) for kept in (False, True))
     as_numbers = f"{dense:,} bytes as {DTYPE_NAMES[dtype]}"
     sizes = as_numbers if packed == dense else f"{as_numbers}, {packed:,} packed as in the file"
     advice = "close other programs, choose dtype bf16, or take a smaller model"

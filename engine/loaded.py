@@ -95,7 +95,7 @@ def load_model(
     config = make_config(command, base, make_room)
     weights = load_weights(
         base, config.device, config.dtype, lambda item, done, total: progress.report("weights", item, done, total), cancelled,
-        config.packed, config.rounded)
+        config.packed, config.recoded)
     decoder = Decoder(base.facts, weights, config.context)
     once = ": compiling for this CPU, once" if decoder.compiles else ""
     progress.report("warm-up", f"{base.name}{once}")

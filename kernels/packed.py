@@ -31,8 +31,8 @@ class PackedWeight:
 
     parts: tuple[PackedRows, ...]
     dtype: torch.dtype
-    rounded: bool = False
-    """on a CPU, products may round as torch's own products of packed numbers do"""
+    recoded: bool = False
+    """on a CPU, its rows are to be brought into the order of the products there"""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -76,7 +76,7 @@ class PackedWeight:
 def packed_concat(weights: list[Tensor | PackedWeight]) -> PackedWeight:
     """The weights one under the other, without a copy; plain ones become rows of their own number format."""
     return PackedWeight(tuple(part for weight in weights for part in _parts(weight)), weights[0].dtype,
-                        any(isinstance(weight, PackedWeight) and weight.rounded for weight in weights))
+                        any(isinstance(weight, PackedWeight) and weight.recoded for weight in weights))
 
 
 def convert_(data: Tensor, type_name: str, out: Tensor) -> None:

@@ -37,13 +37,13 @@ def concat_rows(parts: Sequence[Weight]) -> Weight:
 
 def laid_out(weight: Weight, gated: bool = False) -> Weight:
     """`weight` as its device reads it best: packed rows are repacked once, on a CUDA device where they are of types that kernels know, on
-    a CPU where they may be rounded as its products of packed numbers do.
+    a CPU where that is asked for (`recoded`).
 
     `gated`: its upper half is a gate for the lower one.
     """
     if isinstance(weight, PackedWeight) and weight.device.type == "cuda" and HAS_TRITON:
         return repacked(weight, gated) or weight
-    if isinstance(weight, PackedWeight) and weight.device.type == "cpu" and weight.rounded:
+    if isinstance(weight, PackedWeight) and weight.device.type == "cpu" and weight.recoded:
         return packed_for_cpu(weight) or weight
     return weight
 

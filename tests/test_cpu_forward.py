@@ -29,15 +29,15 @@ CLOSE = 1e-5
 """the length of the differences over that of the logits: the two forwards add in other orders"""
 
 
-def decoder_of(rounded: bool = True, **facts: object) -> Decoder:
+def decoder_of(recoded: bool = True, **facts: object) -> Decoder:
     shape = replace(LLAMA, **facts)
     weights = random_weights(shape, torch.device("cpu"), torch.float32)
-    return Decoder(shape, {name: packed(weight, rounded) if weight.dim() == 2 else weight for name, weight in weights.items()}, 256)
+    return Decoder(shape, {name: packed(weight, recoded) if weight.dim() == 2 else weight for name, weight in weights.items()}, 256)
 
 
-def packed(matrix: Tensor, rounded: bool) -> PackedWeight:
+def packed(matrix: Tensor, recoded: bool) -> PackedWeight:
     data = quants.quantize(matrix.numpy(), GGMLQuantizationType.Q4_1)
-    return PackedWeight((PackedRows("Q4_1", torch.from_numpy(data)),), torch.float32, rounded)
+    return PackedWeight((PackedRows("Q4_1", torch.from_numpy(data)),), torch.float32, recoded)
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_what_has_no_calls_of_its_own() -> None:
     inputs = step_inputs([Chunk((1, 2), 0, BlockTable([0]), True)], decoder.device)
     many = step_inputs([Chunk((1,), 0, BlockTable([0]), True)] * (MOST_ROWS + 1), decoder.device)
     assert not decoder._replies.takes(inputs, None) and not decoder._replies.takes(many, None)
-    assert suits_cpu_forward(LLAMA, decoder.layers) and not suits_cpu_forward(LLAMA, decoder_of(rounded=False).layers)
+    assert suits_cpu_forward(LLAMA, decoder.layers) and not suits_cpu_forward(LLAMA, decoder_of(recoded=False).layers)
     assert not suits_cpu_forward(replace(LLAMA, qk_norm="each"), decoder.layers)
     odd = decoder_of(heads=8, kv_heads=8, head_dim=40)
     assert not suits_cpu_forward(odd.facts, odd.layers), "the vectors of a head are not whole"

@@ -141,7 +141,7 @@ def test_scales_that_fp16_cannot_hold_stay_as_they_are(kind: str, number: float,
 
 def test_exact_products_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = packed_matrix("Q4_0", 64, 256)
-    assert isinstance(laid_out(replace(packed, rounded=False)), PackedWeight)
+    assert isinstance(laid_out(replace(packed, recoded=False)), PackedWeight)
     monkeypatch.setattr(packed_cpu, "multiplies_packed", lambda: False)
     assert isinstance(laid_out(packed), PackedWeight)
 
@@ -169,6 +169,6 @@ def test_auto_multiplies_packed_where_the_file_is_packed(tmp_path: Path, seed: i
 
 def test_memory_is_what_headers_say(tmp_path: Path, seed: int) -> None:
     base = open_base(write_gguf(tmp_path / "base.gguf", {"": "Q4_K", "up_proj": "IQ4_XS"}, np.random.default_rng(seed)))
-    weights = load_weights(base, "cpu", torch.float32, packed=True, rounded=True)
+    weights = load_weights(base, "cpu", torch.float32, packed=True, recoded=True)
     taken = sum(laid_out(weight).nbytes if len(weight.shape) == 2 else weight.nbytes for weight in weights.values())
     assert taken == pytest.approx(weight_bytes(base.tensors.values(), 4, True, True), rel=0.03)

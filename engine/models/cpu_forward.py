@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.cpu.coded_rows import CodedRows
-from ...kernels.cpu.products import ADDRESSES, MOST_ROWS, scratch, team
+from ...kernels.cpu.products import MOST_ROWS, PRODUCT, scratch, team
 from ...kernels.cpu.step import COUNTERS, PARTS, Base, Buffers, Rows, Sizes, decode_step
 from ...kernels.cpu.vectors import LANES
 from ...kernels.packed_cpu import CpuWeight
@@ -80,7 +80,7 @@ def _base(layers: Sequence[Layer]) -> Base:
                 biases[index, start:start + first], has_bias[index, number] = linear.bias.numpy(), True
             start += first
     norms = np.stack([np.stack([layer.before_attention.rms.weight.numpy(), layer.before_mlp.rms.weight.numpy()]) for layer in layers])
-    return Base(ADDRESSES, np.array(parts, np.int64), linears, biases, has_bias, norms)
+    return Base(PRODUCT, np.array(parts, np.int64), linears, biases, has_bias, norms)
 
 
 def _looked_at(spans: Sequence[Span], block_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -32,12 +32,12 @@ class LoadCancelled(Exception):
 def load_weights(
     base: BaseFile, device: torch.device | str, dtype: torch.dtype,
     progress: Progress = lambda name, done, total: None, cancelled: Callable[[], bool] = lambda: False, packed: bool = False,
-    rounded: bool = False,
+    recoded: bool = False,
 ) -> dict[str, Weight]:
     """Every tensor of `base` by canonical name, of `dtype` on `device`, contiguous; q/k rows in Hugging Face order.
 
-    With `packed`, matrices that are smaller as they are in the file stay so (PackedWeight); with `rounded` too, a CPU may round their
-    products. Factors of RoPE are float32, and so are norms of models whose files lack an offset of them (facts.norm_offset), which is
+    With `packed`, matrices that are smaller as they are in the file stay so (PackedWeight); with `recoded` too, a CPU is to bring them
+    into the order of its own products. Factors of RoPE are float32, and so are norms of models whose files lack an offset of them (facts.norm_offset), which is
     added.
     `progress` gets the tensor's name, bytes done and bytes in all, about once a megabyte; `cancelled` is asked as often. Takes the
     memory of the result and of one tensor more. Raises LoadCancelled; FormatError when the file changed since it was opened, and for a
@@ -63,7 +63,7 @@ def load_weights(
             pieces = _read(entry, streams[entry.file], kept, lambda count, name=name: advance(name, count))
             if packed and stays_packed(entry, dtype.itemsize):
                 data = _gather_bytes(entry, pieces, torch.device(device))
-                result[name] = PackedWeight((PackedRows(entry.type, _hugging_face_rows(name, data, base)),), dtype, rounded)
+                result[name] = PackedWeight((PackedRows(entry.type, _hugging_face_rows(name, data, base)),), dtype, recoded)
             else:
                 tensor = _gather_numbers(entry, pieces, torch.device(device), kept)
                 result[name] = _whole_norm(name, _hugging_face_rows(name, tensor, base), base)

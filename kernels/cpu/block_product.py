@@ -1,7 +1,7 @@
 """The inner product of packed rows: 32 rows of a matrix with a few rows of x at once, all sums in registers."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from llvmlite import ir
@@ -15,6 +15,8 @@ BLOCK = 2 * LANES
 """rows of the matrix that lie together"""
 AHEAD = 1536
 """bytes; how far behind what is multiplied memory is fetched"""
+AT_ONCE = (1, 2, 4)
+"""rows of x that a product takes"""
 UNROLLED = 8
 """places of a row that follow each other without a branch"""
 
@@ -43,14 +45,31 @@ class CodeKind(NamedTuple):
         return self.code_bytes + 2 * BLOCK * (1 + self.offsets)
 
 
-def block_product(kind: CodeKind, rows: int) -> Callable[..., None]:
-    """For numba: product(data, groups, x, x_stride, sums, sums_stride, y), all int64, addresses and counts of floats.
+def block_product(kinds: Sequence[CodeKind]) -> Callable[..., None]:
+    """For numba: product(kind, rows, data, groups, x, x_stride, sums, sums_stride, y), all int64: the place of one of `kinds`, one of
+    AT_ONCE, and addresses and counts of floats.
 
     Semantics: y[t, j] = sum_i x[t, i] w[j, i] for `rows` rows of x and the 32 rows of a block. x fp32 [rows, x_stride], `sums` fp32
     [rows, sums_stride] the sums of x over its groups (read where the kind has offsets), y fp32 [rows, 32]. A sum is made in an order
     that does not depend on `rows`, and by fp32 throughout.
     """
-    def number(builder: ir.IRBuilder, codes: ir.Value) -> list[ir.Value]:
+    @intrinsic
+    def product(typing, kind, rows, data, groups, x, x_stride, sums, sums_stride, y):
+        def build(context, builder, signature, arguments):
+            for number, each in enumerate(kinds):
+                for count in AT_ONCE:
+                    its, here = (builder.icmp_signed("==", arguments[i], I64(value)) for i, value in ((0, number), (1, count)))
+                    with builder.if_then(builder.and_(its, here)):
+                        _multiply(builder, each, count, arguments[2:])
+            return context.get_dummy_value()
+        return types.void(*[types.int64] * 9), build
+
+    return product
+
+
+def _multiply(builder: ir.IRBuilder, kind: CodeKind, rows: int, arguments: Sequence[ir.Value]) -> None:
+    """Of one kind, for so many rows. `arguments`: those of the product behind these two."""
+    def number(codes: ir.Value) -> list[ir.Value]:
         """The codes of a block at one place, as floats of its two halves."""
         if kind.bits == 8:
             return [builder.sitofp(builder.sext(load(builder, builder.add(codes, I64(LANES * half)), VI8), VI32), VF32) for half in (0, 1)]
@@ -58,7 +77,7 @@ def block_product(kind: CodeKind, rows: int) -> Callable[..., None]:
         low, high = builder.and_(both, ir.Constant(VI32, [15] * LANES)), builder.lshr(both, ir.Constant(VI32, [4] * LANES))
         return [builder.uitofp(low, VF32), builder.uitofp(high, VF32)]
 
-    def add_group(builder: ir.IRBuilder, arguments: tuple[ir.Value, ...], group: ir.Value, totals: list[list[ir.Value]]) -> None:
+    def add_group(group: ir.Value) -> None:
         data, _, x, x_stride, sums, sums_stride, _ = arguments
         first = at(builder, data, group, kind.group_bytes)
         for line in range(0, kind.group_bytes, CACHE_LINE):
@@ -71,7 +90,7 @@ def block_product(kind: CodeKind, rows: int) -> Callable[..., None]:
         with cgutils.for_range(builder, I64(kind.group // UNROLLED), intp=I64) as loop:
             for place in range(UNROLLED):
                 here = builder.add(builder.mul(loop.index, I64(UNROLLED)), I64(place))
-                numbers = number(builder, at(builder, first, here, kind.step_bytes))
+                numbers = number(at(builder, first, here, kind.step_bytes))
                 for row in range(rows):
                     factor = splat(builder, load(builder, at(builder, x_rows[row], here, 4), F32))
                     for half, part in enumerate(parts[row][place % 2]):
@@ -90,28 +109,21 @@ def block_product(kind: CodeKind, rows: int) -> Callable[..., None]:
                     total = fma(builder, offset, splat(builder, whole), total)
                 builder.store(total, totals[row][half])
 
-    @intrinsic
-    def product(typing, data, groups, x, x_stride, sums, sums_stride, y):
-        def build(context, builder, signature, arguments):
-            totals = [[cgutils.alloca_once_value(builder, ZEROS) for _ in (0, 1)] for _ in range(rows)]
-            for total in (total for row in totals for total in row):
-                builder.store(ZEROS, total)
-            with cgutils.for_range(builder, arguments[1], intp=I64) as loop:
-                add_group(builder, arguments, loop.index, totals)
-            for row in range(rows):
-                for half in (0, 1):
-                    store(builder, builder.load(totals[row][half]), builder.add(arguments[-1], I64(4 * (BLOCK * row + LANES * half))))
-            return context.get_dummy_value()
-        return types.void(*[types.int64] * 7), build
-
-    return product
+    totals = [[cgutils.alloca_once_value(builder, ZEROS) for _ in (0, 1)] for _ in range(rows)]
+    for total in (total for row in totals for total in row):
+        builder.store(ZEROS, total)
+    with cgutils.for_range(builder, arguments[1], intp=I64) as loop:
+        add_group(loop.index)
+    for row in range(rows):
+        for half in (0, 1):
+            store(builder, builder.load(totals[row][half]), builder.add(arguments[-1], I64(4 * (BLOCK * row + LANES * half))))
 
 
 @intrinsic
-def call_product(typing, address, rows, data, groups, x, x_stride, sums, sums_stride, y):
-    """Call the function of eight int64 at an `address`."""
+def call_product(typing, address, kind, rows, data, groups, x, x_stride, sums, sums_stride, y):
+    """Call a block product at an `address`."""
     def build(context, builder, signature, arguments):
-        kind = ir.FunctionType(ir.VoidType(), [I64] * 8)
-        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+        function = ir.FunctionType(ir.VoidType(), [I64] * 9)
+        builder.call(builder.inttoptr(arguments[0], function.as_pointer()), arguments[1:])
         return context.get_dummy_value()
-    return types.void(*[types.int64] * 9), build
+    return types.void(*[types.int64] * 10), build

@@ -50,7 +50,7 @@ if PLACE is not None:
 numba.config.DISABLE_JIT = 0  # somebody's NUMBA_DISABLE_JIT: nothing here is Python
 LEAN = {"error_model": "numpy", "_nrt": False}
 """without Python's errors and without counting who uses an array: half as much to compile. They make no array"""
-PRODUCT = types.void(*[types.int64] * 8)
+NINE = types.void(*[types.int64] * 9)
 
 inner = njit(**LEAN)
 """Decorator: for a function that others call."""
@@ -61,12 +61,12 @@ compiled = njit(**LEAN, nogil=True, cache=PLACE is not None)
 
 
 def called(function: Callable[..., None]) -> Any:
-    """Decorator: for a function of eight int64 that others call by its `address`."""
+    """Decorator: for a function of nine int64 that others call by its `address`."""
     try:
-        return cfunc(PRODUCT, **LEAN, cache=PLACE is not None)(function)
+        return cfunc(NINE, **LEAN, cache=PLACE is not None)(function)
     except Exception:  # whatever numba and pickle make of a file that is torn, and of a disk that is full
         _give_up()
-        return cfunc(PRODUCT, **LEAN)(function)
+        return cfunc(NINE, **LEAN)(function)
 
 
 def make_ready(function: Any, arguments: tuple[Any, ...]) -> None:

@@ -22,10 +22,7 @@ ALONE = 1 << 19
 FOUR, EIGHT, SIXTEENS, OFFSET = range(4)
 """of KINDS: four bits; eight; eight with a scale for every 16; eight with offsets"""
 KINDS = (CodeKind(4, 32, True), CodeKind(8, 32, False), CodeKind(8, 16, False), CodeKind(8, 32, True))
-_four_1, _four_2, _four_4 = (block_product(KINDS[0], rows) for rows in (1, 2, 4))
-_eight_1, _eight_2, _eight_4 = (block_product(KINDS[1], rows) for rows in (1, 2, 4))
-_sixteens_1, _sixteens_2, _sixteens_4 = (block_product(KINDS[2], rows) for rows in (1, 2, 4))
-_offset_1, _offset_2, _offset_4 = (block_product(KINDS[3], rows) for rows in (1, 2, 4))
+_block_product = block_product(KINDS)
 _FOUR_BYTES, _EIGHT_BYTES, _SIXTEENS_BYTES, _OFFSET_BYTES = (kind.group_bytes for kind in KINDS)
 
 
@@ -40,49 +37,13 @@ if hasattr(os, "register_at_fork"):
 
 
 @called
-def _product_of_four(rows, data, groups, x, x_stride, sums, sums_stride, y):
-    """`block_product` of KINDS[0] for 1, 2 or 4 rows; so the others."""
-    if rows == 1:
-        _four_1(data, groups, x, x_stride, sums, sums_stride, y)
-    elif rows == 2:
-        _four_2(data, groups, x, x_stride, sums, sums_stride, y)
-    else:
-        _four_4(data, groups, x, x_stride, sums, sums_stride, y)
+def _product(kind, rows, data, groups, x, x_stride, sums, sums_stride, y):
+    """`block_product` of KINDS."""
+    _block_product(kind, rows, data, groups, x, x_stride, sums, sums_stride, y)
 
 
-@called
-def _product_of_eight(rows, data, groups, x, x_stride, sums, sums_stride, y):
-    if rows == 1:
-        _eight_1(data, groups, x, x_stride, sums, sums_stride, y)
-    elif rows == 2:
-        _eight_2(data, groups, x, x_stride, sums, sums_stride, y)
-    else:
-        _eight_4(data, groups, x, x_stride, sums, sums_stride, y)
-
-
-@called
-def _product_of_sixteens(rows, data, groups, x, x_stride, sums, sums_stride, y):
-    if rows == 1:
-        _sixteens_1(data, groups, x, x_stride, sums, sums_stride, y)
-    elif rows == 2:
-        _sixteens_2(data, groups, x, x_stride, sums, sums_stride, y)
-    else:
-        _sixteens_4(data, groups, x, x_stride, sums, sums_stride, y)
-
-
-@called
-def _product_of_offset(rows, data, groups, x, x_stride, sums, sums_stride, y):
-    if rows == 1:
-        _offset_1(data, groups, x, x_stride, sums, sums_stride, y)
-    elif rows == 2:
-        _offset_2(data, groups, x, x_stride, sums, sums_stride, y)
-    else:
-        _offset_4(data, groups, x, x_stride, sums, sums_stride, y)
-
-
-_PRODUCTS = _product_of_four, _product_of_eight, _product_of_sixteens, _product_of_offset
-ADDRESSES = np.array([product.address for product in _PRODUCTS], np.int64)
-"""of the products by their kind's number. Called by these they are compiled once, not in each function that calls them"""
+PRODUCT = _product.address
+"""Called by this it is compiled once, not in each function that calls it"""
 
 
 @inner
@@ -103,16 +64,16 @@ def group_sums(x, sums):
 
 
 @inner
-def block_of_product(addresses, place, block, x, sums, y, first, scratch):
+def block_of_product(product, place, block, x, sums, y, first, scratch):
     """One block of `place` (CodedRows.place): its columns of y [T, ..], where the matrix begins at column `first`.
-    `addresses`: ADDRESSES; `sums`: group_sums of x; `scratch` fp32 [TOGETHER * BLOCK]."""
+    `product`: PRODUCT; `sums`: group_sums of x; `scratch` fp32 [TOGETHER * BLOCK]."""
     kind, data, groups, count = place
     data += block * groups * _bytes_of(kind)
     here, row, rows = min(BLOCK, count - block * BLOCK), 0, x.shape[0]
     start = first + block * BLOCK
     while row < rows:
         some = 4 if rows - row >= 4 else (2 if rows - row >= 2 else 1)
-        call_product(addresses[kind], some, data, groups, x.ctypes.data + 4 * row * x.shape[1], x.shape[1],
+        call_product(product, kind, some, data, groups, x.ctypes.data + 4 * row * x.shape[1], x.shape[1],
                      sums.ctypes.data + 4 * row * sums.shape[1], sums.shape[1], scratch.ctypes.data)
         for one in range(some):
             for lane in range(here):
@@ -121,7 +82,7 @@ def block_of_product(addresses, place, block, x, sums, y, first, scratch):
 
 
 @compiled
-def _multiply(thread, threads, sync, addresses, place, x, y, all_sums, all_scratch, counters):
+def _multiply(thread, threads, sync, product, place, x, y, all_sums, all_scratch, counters):
     sums, scratch = all_sums[thread], all_scratch[thread]
     group_sums(x, sums)
     blocks = (place[3] + BLOCK - 1) // BLOCK
@@ -129,7 +90,7 @@ def _multiply(thread, threads, sync, addresses, place, x, y, all_sums, all_scrat
     block = take(counters, 0, count)
     while block < blocks:
         for one in range(block, min(block + count, blocks)):
-            block_of_product(addresses, place, one, x, sums, y, 0, scratch)
+            block_of_product(product, place, one, x, sums, y, 0, scratch)
         block = take(counters, 0, count)
     meet(sync, threads)
 
@@ -186,7 +147,7 @@ def multiply(place: tuple[int, int, int, int], x: np.ndarray, y: np.ndarray) -> 
     """Semantics: y[t, o] = sum_i x[t, i] weight[o, i].  `place`: CodedRows.place; x fp32 [T, d_in], y fp32 [T, rows]."""
     run = team().alone if x.shape[0] * x.shape[1] * y.shape[1] <= ALONE else team().run
     sums = np.empty((team().threads, x.shape[0], x.shape[1] // 32), np.float32)
-    run(_multiply, ADDRESSES, place, x, y, sums, scratch(), np.zeros(1, np.int64))
+    run(_multiply, PRODUCT, place, x, y, sums, scratch(), np.zeros(1, np.int64))
 
 
 def pick(place: tuple[int, int, int, int], ids: np.ndarray, out: np.ndarray) -> None:

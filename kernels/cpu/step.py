@@ -36,8 +36,8 @@ class Sizes(NamedTuple):
 
 
 class Base(NamedTuple):
-    addresses: np.ndarray
-    """int64 [kinds]: ADDRESSES of the products"""
+    product: int
+    """PRODUCT"""
     parts: np.ndarray
     """int64 [n, 5]: CodedRows.place of a part of a linear, and its first output"""
     linears: np.ndarray
@@ -120,7 +120,7 @@ def _products(threads, base, layer, linear, x, sums, y, scratch, counters, index
                 here -= (base.parts[part, 3] + BLOCK - 1) // BLOCK
                 part += 1
             place = base.parts[part]
-            block_of_product(base.addresses, (place[0], place[1], place[2], place[3]), here, x, sums, y, place[4], scratch)
+            block_of_product(base.product, (place[0], place[1], place[2], place[3]), here, x, sums, y, place[4], scratch)
         block = take(counters, index, count)
 
 
