@@ -56,7 +56,7 @@ class EngineConfig:
     packed: bool
     """matrices stay as they lie in the file"""
     recoded: bool
-    """products of those round, as a CPU multiplies packed numbers"""
+    """those are brought into the order of a CPU's own products"""
     notes: tuple[str, ...]
     """what a user should know of these choices"""
     max_running: int = 32

@@ -37,8 +37,8 @@ def load_weights(
     """Every tensor of `base` by canonical name, of `dtype` on `device`, contiguous; q/k rows in Hugging Face order.
 
     With `packed`, matrices that are smaller as they are in the file stay so (PackedWeight); with `recoded` too, a CPU is to bring them
-    into the order of its own products. Factors of RoPE are float32, and so are norms of models whose files lack an offset of them (facts.norm_offset), which is
-    added.
+    into the order of its own products. Factors of RoPE are float32, and so are norms of models whose files lack an offset of them
+    (facts.norm_offset), which is added.
     `progress` gets the tensor's name, bytes done and bytes in all, about once a megabyte; `cancelled` is asked as often. Takes the
     memory of the result and of one tensor more. Raises LoadCancelled; FormatError when the file changed since it was opened, and for a
     number that is not finite in the dtype (attention on the CPU would hide it in finite, wrong logits); OSError.
