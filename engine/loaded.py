@@ -97,8 +97,8 @@ def load_model(
         base, config.device, config.dtype, lambda item, done, total: progress.report("weights", item, done, total), cancelled,
         config.packed, config.recoded)
     decoder = Decoder(base.facts, weights, config.context)
-    once = ": compiling for this CPU, once" if decoder.compiles else ""
-    progress.report("warm-up", f"{base.name}{once}")
+    compiles = f": {decoder.compiles}" if decoder.compiles else ""
+    progress.report("warm-up", f"{base.name}{compiles}")
     caches = decoder.kv_cache(config.blocks, BLOCK_TOKENS)
     memory = KvMemory(config.blocks, partial(copy_block_, caches), emit)
     store = AdapterStore(
@@ -107,7 +107,7 @@ def load_model(
     runner = Runner(decoder, store, caches)
     if config.device.type == "cuda":
         runner.use_device_step(config.max_running, emit)
-    runner.warm_up(lambda done, total: progress.next("warm-up", f"{base.name}{once or f': step {done + 1} of {total}'}"))
+    runner.warm_up(lambda done, total: progress.next("warm-up", f"{base.name}{compiles or f': step {done + 1} of {total}'}"))
     progress.check()
     template = template_note(tokenizer, base.chat_template) if base.chat_template else ""
     base = replace(base, notes=(*base.notes, *config.notes, *([template] if template else [])))

@@ -9,6 +9,7 @@ from lora_bench.engine.protocol import (
     AdapterUse,
     InvocationFired,
     MixSet,
+    RequestFinished,
     RequestQueued,
     SlotLoaded,
     TokenIds,
@@ -121,9 +122,12 @@ def test_a_new_scale_after_an_invocation_fired_keeps_where_it_acts(make: Make) -
     bench.submit(1, TokenIds(prompt))
     bench.run()
     base = bench.ids(1)
-    bench.engine.set_invocation("one", _word(bench, base[4:6]), in_reply=True)
+    text = (*prompt, *base)
+    at = next(i for i in range(3, 12) if base[i : i + 2] not in [text[j : j + 2] for j in range(len(prompt) + i)])
+    bench.engine.set_invocation("one", _word(bench, base[at : at + 2]), in_reply=True)
     bench.submit(2, TokenIds(prompt), ONE)
     while not bench.of(InvocationFired):
+        assert not bench.of(RequestFinished)[1:]
         bench.run(1)
     bench.run(2)
     bench.engine.set_mix((AdapterUse("one", 0.8),), (2,))

@@ -74,12 +74,14 @@ class Decoder:
         return any(isinstance(linear.weight, CpuWeight) for linear in self.layers[0].linears)
 
     @property
-    def compiles(self) -> bool:
-        """Whether its first step takes seconds more, to compile what the next ones run."""
+    def compiles(self) -> str:
+        """What its first step compiles before it runs, which takes seconds; "" for nothing."""
         if self._replies is None:
-            return False
-        from ...kernels.cpu.compiled import is_kept
-        return not is_kept("decode_step")
+            return ""
+        from ...kernels.cpu.compiled import BESIDE, PLACE, is_kept
+        if PLACE is None:
+            return f"compiling for this CPU at every start, as neither {BESIDE} nor the user's cache can be written"
+        return "" if is_kept("decode_step") else "compiling for this CPU, once, about ten seconds"
 
     @property
     def parameters(self) -> int:
