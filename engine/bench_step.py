@@ -121,7 +121,7 @@ def _base(
         config = make_config(LoadModel(model, device=device, dtype=dtype), file, lambda: None)
         progress(f"loading {file.name}")
         weights = load_weights(file, config.device, config.dtype, lambda item, done, total: None, lambda: False, config.packed,
-                               config.rounded)
+                               config.recoded)
         return Decoder(file.facts, weights, tokens), {"name": file.name, "weights": "packed" if config.packed else "dense"}
     facts, on = shape_facts(shape), pick_device(device)
     _check_length(tokens, facts, f"shape {shape}")
@@ -132,7 +132,7 @@ def _base(
     progress(f"making random weights of shape {shape}")
     weights = random_weights(facts, on, kind, packed)
     if packed and on.type == "cpu" and dtype in ("auto", "packed"):
-        weights = {name: replace(weight, rounded=True) if isinstance(weight, PackedWeight) else weight for name, weight in weights.items()}
+        weights = {name: replace(weight, recoded=True) if isinstance(weight, PackedWeight) else weight for name, weight in weights.items()}
     return Decoder(facts, weights, tokens), {"name": shape, "weights": f"random {packed}".strip()}
 
 

@@ -168,7 +168,7 @@ async def test_what_the_header_says_of_memory_follows_the_options(sample_base: P
     screen = LoadScreen()
     async with Host(screen).run_test(size=(100, 30)) as pilot:
         screen.query_one("#path", Input).value = str(sample_base)
-        await wait_until(pilot, lambda: "weights packed 90.4 MiB +" in text(screen, "memory"))
+        await wait_until(pilot, lambda: "weights packed 92.1 MiB +" in text(screen, "memory"))
         screen.query_one("#dtype").value = "fp32"
         await wait_until(pilot, lambda: "weights dense 513 MiB (packed 92.1 MiB)" in text(screen, "memory"))
         assert "llama · 30 layers" in text(screen, "memory") and "fits" in text(screen, "memory")
