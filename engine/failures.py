@@ -9,6 +9,8 @@ import torch
 from .protocol import Mix
 
 _ASKED = re.compile(r"tried to allocate ([\d.]+ ?(?:bytes|[KMGT]iB))", re.IGNORECASE)
+_RAN_OUT = "can't allocate memory", "annot allocate memory", "failed to map segment"
+"""words of torch, of the system, and of what loads libraries"""
 
 
 class OutOfMemory(ValueError):
@@ -17,7 +19,10 @@ class OutOfMemory(ValueError):
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that memory ran out, of the device or of the machine."""
-    return isinstance(error, (MemoryError, OutOfMemory, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    if isinstance(error, (MemoryError, OutOfMemory, torch.OutOfMemoryError)) or any(words in str(error) for words in _RAN_OUT):
+        return True
+    behind = error.__cause__ or error.__context__
+    return isinstance(error, OSError) and behind is not None and out_of_memory(behind)
 
 
 def refusal(error: BaseException) -> bool:
