@@ -104,7 +104,7 @@ class _Side:
 
 @pytest.fixture
 def sides(seed: int) -> tuple[list[list[int]], dict[str, Tensor], dict[str, AdapterWeights]]:
-    tensors = {name: torch.randn(shape) * 0.3 + ("norm" in name) for name, shape in tensor_shapes(FACTS).items()}
+    tensors = {name: torch.randn(shape) * 0.15 + ("norm" in name) for name, shape in tensor_shapes(FACTS).items()}  # 0.3 amplifies rounding
     ids = [[random.choice([3, 7, 11, *range(60)]) for _ in range(count)] for count, _ in BATCH]
     ids[6][2], ids[7][1] = 60, 61
     return ids, tensors, _adapters(tensors)
@@ -112,7 +112,7 @@ def sides(seed: int) -> tuple[list[list[int]], dict[str, Tensor], dict[str, Adap
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("pages", [0, 7], ids=["whole", "in pages"])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.bfloat16, 0.2), (torch.float16, 0.06)])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.bfloat16, 0.2), (torch.float16, 0.03)])
 def test_a_batch_of_all_kinds(sides: tuple, device: str, dtype: torch.dtype, tolerance: float, pages: int) -> None:
     ids, tensors, adapters = sides
     expected = _Side(tensors, adapters, "cpu", torch.float32).logits(ids)
