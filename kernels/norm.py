@@ -38,9 +38,5 @@ class RmsNorm:
     def __call__(self, x: Tensor) -> Tensor:
         if not self.few_ops:
             return rms_norm(x, self.weight, self._eps)
-        return self.into(x, torch.empty_like(x))
-
-    def into(self, x: Tensor, y: Tensor) -> Tensor:
-        """What a call returns, written into y [..., hidden]; where `few_ops`."""
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return torch.mul(x, self._scaled, out=y).div_(torch.hypot(length, self._floor))
+        return (x * self._scaled).div_(torch.hypot(length, self._floor))
