@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .decode_attention_triton import decode_attention_kernel
+from .early import early_launch
 from .rope import rope_
 from .stamps import Stamp
 from .triton_compat import runs_triton
@@ -15,8 +16,10 @@ WIDEST = 256
 """numbers of a head that the kernels take"""
 NARROW = 64
 """numbers of a head whose tiles one warp holds"""
-ROW_PROGRAMS = 128
-"""about so many stretches has a long row, of all its heads together: one for each multiprocessor, twice as many of narrow heads"""
+ROW_PROGRAMS = 256
+"""about so many stretches has the longest row, of all its heads together, twice as many of narrow heads"""
+LONG = 16384
+"""tokens up to which a row has half as many at most: to join them takes longer the more there are"""
 FILLED = 528
 """warps of a launch: of more programs some would come late, and each begins with a wait"""
 
@@ -80,7 +83,7 @@ def kernels_take(cache: Tensor) -> bool:
 def most_splits(heads: Heads) -> int:
     """Into how many stretches a row's tokens are parted at most: the same for all rows, contexts and batches of a model."""
     programs = ROW_PROGRAMS * 2 if head_width(heads.size) <= NARROW else ROW_PROGRAMS
-    return min(64, max(8, power_of_two(-(-programs // heads.kv_heads))))
+    return min(128, max(16, power_of_two(-(-programs // heads.kv_heads))))
 
 
 def decode_attention(
@@ -88,7 +91,8 @@ def decode_attention(
 ) -> None:
     """As `decode_attention_reference`, by one kernel where Triton runs and `kernels_take` the cache.
 
-    `work` was made for at least so many rows of such heads. `stamp`: where the kernel's beginning is put down, on a GPU.
+    `work` was made for at least so many rows of such heads. `stamp`: where the kernel's beginning is put down, on a GPU. What `rows` holds
+    may be read while the launch before still runs: that must not be what writes it.
     """
     if runs_triton(qkv) and kernels_take(cache):
         _launch(qkv, cache, out, rows, heads, work, stamp)
@@ -108,7 +112,8 @@ def _launch(
         HEADS=heads.heads, KV_HEADS=heads.kv_heads, SIZE=heads.size, WIDTH=width, BLOCK=cache.shape[3],
         ROTARY=0 if heads.cos is None else heads.cos.shape[1], SOFTCAP=heads.softcap != 0,
         WINDOWED=heads.window != 0, STAMPED=stamp is not None, QUERIES=max(16, power_of_two(group)), GROUP_ROWS=power_of_two(group),
-        SPLITS=work.splits, LEAST=least, TILE=tile, STAGES=stages, JOINED=_joined(group, width, warps), num_warps=warps)
+        SPLITS=work.splits, LEAST=least, TILE=tile, STAGES=stages, JOINED=_joined(group, width, warps),
+        AHEAD=4 if qkv.element_size() == 2 and width > NARROW else 1, LONG=LONG, num_warps=warps, **early_launch())
 
 
 def _programs(rows: int, splits: int, warps: int) -> int:
@@ -124,8 +129,8 @@ def _shape(width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
 
 
 def _joined(group: int, width: int, warps: int) -> int:
-    """Parts of a row read at once, as many as 64 registers of each thread hold."""
-    return max(1, min(32, 2048 * warps // (power_of_two(group) * width)))
+    """Parts of a row read at once, as many as 64 registers of each thread hold, 128 where programs have one warp."""
+    return max(1, min(32, (4096 if warps == 1 else 2048 * warps) // (power_of_two(group) * width)))
 
 
 def head_width(size: int) -> int:

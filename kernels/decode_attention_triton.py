@@ -4,8 +4,11 @@ A program takes stretches of one row's tokens for all query heads that share key
 there are, and so what is added to what, follows from the row's own position and the model: its bits do not depend on the other rows, on
 the longest request, on how many programs share the stretches, nor on where blocks lie. The program that ends last joins the parts, first
 to last.
+
+Where a row stands and where its tokens lie is looked up while the launch before, which makes `qkv`, still ends (early.py).
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
+from .early import begin
 from .triton_compat import tl, triton
 
 
@@ -43,16 +46,14 @@ def decode_attention_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROTARY: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOWED: tl.constexpr, STAMPED: tl.constexpr,
     QUERIES: tl.constexpr, GROUP_ROWS: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
-    JOINED: tl.constexpr,
+    JOINED: tl.constexpr, AHEAD: tl.constexpr, LONG: tl.constexpr, EARLY: tl.constexpr,
 ):
     """QUERIES: rows of the products; GROUP_ROWS: the query heads of a key's head, as a power of two; SPLITS: most stretches of a row;
-    LEAST: fewest tokens of one; TILE: tokens read at once; JOINED: parts read at once. Programs take neighbouring stretches."""
+    LEAST: fewest tokens of one; LONG: tokens up to which there are half as many at most; TILE: tokens read at once; JOINED: parts read at
+    once, AHEAD: so many times. Programs take neighbouring stretches."""
     t = tl.program_id(0)
     h = tl.program_id(1)
     z = tl.program_id(2)
-    if STAMPED:
-        if t + h + z == 0:
-            tl.store(stamps + stamp_index, tl.extra.cuda.globaltimer())
     GROUP: tl.constexpr = HEADS // KV_HEADS
     LOG2_E: tl.constexpr = 1.4426950408889634
     dtype = qkv.dtype.element_ty
@@ -65,26 +66,28 @@ def decode_attention_kernel(
     if WINDOWED:
         first = tl.maximum(0, position + 1 - window)
     base = first // BLOCK * BLOCK
-    stretch = tl.maximum(LEAST, tl.cdiv(tl.cdiv(position - base, SPLITS), TILE) * TILE)
+    stretch = tl.maximum(tl.cdiv(position - base, SPLITS), tl.minimum(tl.cdiv(2 * (position - base), SPLITS), 2 * LONG // SPLITS))
+    stretch = tl.maximum(LEAST, tl.cdiv(stretch, TILE) * TILE)
     splits = tl.maximum(1, tl.cdiv(position - base, stretch))
     programs = tl.minimum(splits, tl.num_programs(2))
+    split = z * splits // programs
+    behind = (z + 1) * splits // programs
+    start = base + split * stretch
+    end = tl.minimum(position, base + behind * stretch)
+    table = tables + t * table_width
+    at = start + tl.arange(0, TILE)
+    block = tl.load(table + at // BLOCK, mask=at < end, other=0)  # a tile ahead, lest reading waits for where to read
+    here = tl.load(table + tl.maximum(position, 0) // BLOCK).to(tl.int64)
+    begin(stamps + stamp_index if STAMPED else None, t + h + z, EARLY)
     if (position >= 0) & (z < programs):
-        split = z * splits // programs
-        behind = (z + 1) * splits // programs
         mine = behind - split
-        begin = base + split * stretch
-        end = tl.minimum(position, base + behind * stretch)
         g = tl.arange(0, QUERIES)
         d = tl.arange(0, WIDTH)
         inside = d < SIZE
         heads = (g < GROUP)[:, None]
         row = qkv + t.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * SIZE)
-        table = tables + t * table_width
         keys = cache + h.to(tl.int64) * blocks * (BLOCK * SIZE)
         values = keys + KV_HEADS * blocks.to(tl.int64) * (BLOCK * SIZE)
-        at = begin + tl.arange(0, TILE)
-        block = tl.load(table + at // BLOCK, mask=at < end, other=0)  # a tile ahead, lest reading waits for where to read
-        here = tl.load(table + position // BLOCK).to(tl.int64)
         v_new = tl.load(row + (HEADS + KV_HEADS + h) * SIZE + d, mask=inside, other=0.0)[None, :]
         k_new = _turned(row + (HEADS + h + tl.zeros((1, 1), tl.int32)) * SIZE, True, cos, sin, k_norm, eps, SIZE, WIDTH, ROTARY)
         q = _turned(row + (h * GROUP + g)[:, None] * SIZE, heads, cos, sin, q_norm, eps, SIZE, WIDTH, ROTARY)
@@ -106,8 +109,8 @@ def decode_attention_kernel(
             total += tl.exp2(most - most)  # 1, or NaN where the product is not finite
             acc += v_new.to(tl.float32)
         left = stretch
-        for start in tl.range(begin, end, TILE, num_stages=STAGES):
-            key = start + tl.arange(0, TILE)
+        for tile in tl.range(start, end, TILE, num_stages=STAGES):
+            key = tile + tl.arange(0, TILE)
             there = key < end
             if WINDOWED:
                 there &= key >= first
@@ -126,7 +129,7 @@ def decode_attention_kernel(
             acc = tl.dot(p.to(dtype), v, acc * fade[:, None], input_precision="ieee")
             most = above
             left -= TILE
-            if (left == 0) & (start + TILE < end):
+            if (left == 0) & (tile + TILE < end):
                 _leave(parts, sums, part + split, most, total, acc, GROUP)
                 split += 1
                 left = stretch
@@ -140,7 +143,12 @@ def decode_attention_kernel(
             tl.debug_barrier()
             if tl.atomic_add(arrived + t * KV_HEADS + h, mine, sem="acq_rel") + mine == splits:
                 tl.store(arrived + t * KV_HEADS + h, 0)
-                _join(written, parts + part * GROUP * WIDTH, sums + part * (2 * GROUP), splits, GROUP, GROUP_ROWS, SIZE, WIDTH, JOINED)
+                parts += part * GROUP * WIDTH
+                sums += part * (2 * GROUP)
+                if splits > JOINED and AHEAD > 1:
+                    _join(written, parts, sums, splits, GROUP, GROUP_ROWS, SIZE, WIDTH, JOINED, AHEAD)
+                else:
+                    _join(written, parts, sums, splits, GROUP, GROUP_ROWS, SIZE, WIDTH, JOINED, 1)
 
 
 @triton.jit
@@ -155,14 +163,14 @@ def _leave(parts, sums, part, most, total, acc, GROUP: tl.constexpr):
 
 @triton.jit
 def _join(written, parts, sums, splits, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
-          JOINED: tl.constexpr):
+          JOINED: tl.constexpr, STAGES: tl.constexpr):
     """Put the parts of a row's heads together. parts [splits, GROUP, WIDTH], sums [splits, 2, GROUP]: largest score, sum of weights."""
     g = tl.arange(0, GROUP_ROWS)
     d = tl.arange(0, WIDTH)
     above = tl.full((GROUP_ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((GROUP_ROWS,), tl.float32)
     acc = tl.zeros((GROUP_ROWS, WIDTH), tl.float32)
-    for start in tl.range(0, splits, JOINED, num_stages=1):
+    for start in tl.range(0, splits, JOINED, num_stages=STAGES):
         s = start + tl.arange(0, JOINED)
         there = (s < splits)[:, None] & (g < GROUP)[None, :]
         at = s[:, None] * (2 * GROUP) + g[None, :]

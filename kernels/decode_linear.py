@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .decode_linear_triton import linear_kernel
+from .early import early_launch
 from .packed_linear import packed_linear, packed_rank_depth, packed_scratch
 from .rank_pages import MAX_PAGES, RankRows, rank_delta
 from .repacked import RepackedWeight
@@ -23,6 +24,8 @@ from .triton_compat import INTERPRETED, runs_triton
 
 Glu = Literal["", "silu", "gelu_tanh"]
 MAX_ROWS = 64
+LINES_AHEAD = 4
+"""of 128 bytes of each row of the matrix that a program has brought to the L2 cache before x is there"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,5 +186,6 @@ def _launch(
         PARTS=norm.parts.shape[0] if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
         DEPTH=tile.rank_depth, STEP=tile.rank_step, PROGRAMS=programs,
         LANES=tile.lanes, LEVELS=tile.columns.bit_length() - 1, EN=tile.rank_columns, CHUNK=tile.rank_chunk, MEET=tile.meet,
-        MAX_PAGES=MAX_PAGES, num_warps=tile.warps, enable_fp_fusion=False,  # which sums it fuses may differ between two kernels
+        MAX_PAGES=MAX_PAGES, ASSEMBLY=not INTERPRETED, AHEAD=LINES_AHEAD, num_warps=tile.warps, **early_launch(),
+        enable_fp_fusion=False,  # which sums it fuses may differ between two kernels
     )

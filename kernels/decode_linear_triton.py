@@ -6,6 +6,7 @@ what those have made; who comes too early waits after it. Where a program has fe
 that the chain of products of each is short.
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
+from .early import begin, let_next_begin, prefetch
 from .rank_programs import first_programs, outputs_of_rank, place_of, row_sums
 from .triton_compat import tl, triton
 
@@ -46,20 +47,18 @@ def linear_kernel(
     BM: tl.constexpr, ROW_TILES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr,
     PARTS: tl.constexpr, PARTS_OUT: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr,
     PROGRAMS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr, EN: tl.constexpr, CHUNK: tl.constexpr, MEET: tl.constexpr,
-    MAX_PAGES: tl.constexpr,
+    MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):
     """Slices end at E0, E1, E2, the gate at E0; `PROGRAMS` programs for rank rows, then one for 1 / rms, then `TILES` * `ROW_TILES`."""
     NORM: tl.constexpr = parts is not None
     RANK: tl.constexpr = a is not None
     FIRST: tl.constexpr = PROGRAMS + (1 if NORM else 0)
     program = tl.program_id(0)
-    if stamp is not None:
-        if program == 0:
-            tl.store(stamp, tl.extra.cuda.globaltimer())
     if program < FIRST:
         first_programs(
-            program, x, a, b, pages, row_weights, h, partials, added, parts, inverses, counters, rows, x_row, parts_row, weights_row,
-            a_page, b_page, width, eps, D_IN, E0, E1, E2, SLICES, BM, ROW_TILES, PARTS, DEPTH, STEP, PROGRAMS, EN, CHUNK, MAX_PAGES)
+            program, x, a, b, pages, row_weights, h, partials, added, parts, inverses, counters, stamp, rows, x_row, parts_row,
+            weights_row, a_page, b_page, width, eps, D_IN, E0, E1, E2, SLICES, BM, ROW_TILES, PARTS, DEPTH, STEP, PROGRAMS, EN, CHUNK,
+            MAX_PAGES, ASSEMBLY, EARLY)
     else:
         tile = (program - FIRST) // ROW_TILES
         m = (program - FIRST) % ROW_TILES * BM + tl.arange(0, BM)
@@ -72,13 +71,21 @@ def linear_kernel(
         inside = n < end
         both = here & inside[None, :]
         at = m[:, None] * out_row + n[None, :]
+        if RANK:
+            count = tl.load(pages)
+        if EARLY:
+            line = tl.minimum(tl.arange(0, AHEAD) * (1024 // weight.dtype.element_ty.primitive_bitwidth), D_IN - 1)
+            ahead = weight + tl.minimum(n, end - 1).to(tl.int64)[:, None] * D_IN + line[None, :]
+            prefetch(ahead)
+            if GLU != "":
+                prefetch(ahead + E0 * D_IN)
+        begin(stamp, program, EARLY)
         if stream is not None:
             before = tl.load(stream + at, mask=both, other=0.0)
             following = tl.load(next_weight + n, mask=inside, other=0.0)
         wanted = 1 if NORM else 0
         reach = end
         if RANK:
-            count = tl.load(pages)
             wanted += tl.where(count > 0, outputs_of_rank(E0, E1, E2, EN) * ROW_TILES, 0)
             reach = tl.where(count > 0, end, 0)
         ready = 0
@@ -115,6 +122,7 @@ def linear_kernel(
                     ready = tl.atomic_add(counters + 1, 0, sem="acquire")
                     if ready >= wanted:
                         inverse, more, more_up = taken(inverses, added, m, n, reach, E2, rows, RANK, NORM, GLU)
+        let_next_begin(EARLY)
         if RANK or NORM:
             if ready < wanted:
                 while ready < wanted:

@@ -8,6 +8,7 @@ made of rank rows beside them (rank_programs.py).
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from .decode_linear_triton import gated
+from .early import begin, let_next_begin, prefetch
 from .rank_programs import rank_ready, rank_tasks, row_sums
 from .triton_compat import tl, triton
 from .unpack_codes import codes, constant, field_addresses, half, scale_words, signed_bytes, small_number
@@ -49,21 +50,34 @@ def _group_product(
     x, values, block, t, rows, x_row, WITHIN: tl.constexpr, FIRST: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     OFF: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, G: tl.constexpr, PADS: tl.constexpr,
 ):
-    """Products of the pieces FIRST .. FIRST + G - 1, each in its columns, fp32 [n, G * BT]; and x times OFF the same way."""
+    """Products of the pieces FIRST .. FIRST + G - 1, each in its columns, fp32 [n, G * BT]; and x times OFF the same way.
+
+    Each piece is a chain of products of its own, and adds exact zeros in the columns of others: none waits for another's.
+    """
     column = tl.arange(0, G * BT)
-    products = tl.zeros((BN, G * BT), tl.float32)
-    off = products
+    zeros = tl.zeros((BN, G * BT), tl.float32)
     j = tl.arange(0, GROUP)
-    if BITS < 8:
-        negative = tl.full((BN, GROUP), OFF, x.dtype.element_ty)
-        for g in tl.static_range(G):
-            xs = _inputs(x, block * 256 + (FIRST + g) * GROUP + j, t, (t < rows) & (column // BT == g), x_row, K, PADS)
-            off = tl.dot(negative, xs, off)
-        products = off
+    products = ()
+    offs = ()
     for g in tl.static_range(G):
         xs = _inputs(x, block * 256 + (FIRST + g) * GROUP + j, t, (t < rows) & (column // BT == g), x_row, K, PADS)
-        products = tl.dot(values[WITHIN + g], xs, products)
-    return products, off
+        off = zeros
+        if BITS < 8:
+            off = tl.dot(tl.full((BN, GROUP), OFF, x.dtype.element_ty), xs, zeros)
+        products = products + (tl.dot(values[WITHIN + g], xs, off),)
+        offs = offs + (off,)
+    return _together(products, G), _together(offs, G)
+
+
+@triton.jit
+def _together(tiles, G: tl.constexpr):
+    """The sum of G tiles that differ from zero in columns of their own."""
+    if G == 4:
+        return (tiles[0] + tiles[1]) + (tiles[2] + tiles[3])
+    elif G == 2:
+        return tiles[0] + tiles[1]
+    else:
+        return tiles[0]
 
 
 @triton.jit
@@ -152,19 +166,16 @@ def packed_kernel(
     E0: tl.constexpr, E1: tl.constexpr, SLICES: tl.constexpr, GLU: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
     G: tl.constexpr, ROW_TILES: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, TILES: tl.constexpr,
     PARTS: tl.constexpr, LEVELS: tl.constexpr, PARTS_OUT: tl.constexpr, H_BM: tl.constexpr, H_TILES: tl.constexpr, DEPTH: tl.constexpr,
-    STEP: tl.constexpr, PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
+    STEP: tl.constexpr, PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr, EARLY: tl.constexpr,
 ):
     """`PROGRAMS` programs for rank rows, then `TILES` * `ROW_TILES` * `SPLIT`; slices begin at 0, E0 and E1."""
     NORM: tl.constexpr = parts is not None
     RANK: tl.constexpr = a is not None
     program = tl.program_id(0)
-    if stamp is not None:
-        if program == 0:
-            tl.store(stamp, tl.extra.cuda.globaltimer())
     if program < PROGRAMS:
         if RANK:
-            rank_tasks(program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
-                       K, SLICES, H_BM, H_TILES, DEPTH, STEP, PROGRAMS, MAX_PAGES)
+            rank_tasks(program, x, a, pages, row_weights, h, partials, counters, stamp, rows, x_row, a_page, weights_row,
+                       K, SLICES, H_BM, H_TILES, DEPTH, STEP, PROGRAMS, MAX_PAGES, EARLY)
     else:
         PADDED0: tl.constexpr = (ROWS0 + 63) // 64 * 64
         PADDED1: tl.constexpr = (ROWS1 + 63) // 64 * 64
@@ -182,15 +193,20 @@ def packed_kernel(
         if GLU != "":
             outputs = n % 2 * (ROWS0 // 2) + n // 2
         both = (t < rows)[None, :] & inside[:, None]
+        if RANK:
+            count = tl.load(pages)
+            page = tl.load(pages + 1 + tl.arange(0, CHUNK) // 16)
+            if EARLY:
+                if count > 0:
+                    some = tl.load(pages + 1 + tl.minimum(tl.arange(0, CHUNK // 16), count - 1)).to(tl.int64)
+                    prefetch(b + some[:, None] * b_page + tl.where(inside, outputs, 0)[None, :] * 16)
+        begin(stamp, program, EARLY)
         if stream is not None:
             before = tl.load(stream + t[None, :] * out_row + n[:, None], mask=both, other=0.0)
             following = tl.load(next_weight + n, mask=inside, other=0.0)
         if NORM:
             each = tl.arange(0, 1 << LEVELS)
             squares = tl.load(parts + each[None, :] * parts_row + t[:, None], mask=(t < rows)[:, None] & (each < PARTS)[None, :], other=0.0)
-        if RANK:
-            count = tl.load(pages)
-            page = tl.load(pages + 1 + tl.arange(0, CHUNK) // 16)
         if ROWS1 == 0 or first < PADDED0:
             y = _product(x, data0, first, t, split, rows, x_row, K, PADDED0, BITS0, KIND0, MINIMA0, ZERO0, BN, BT, G, SPLIT, STAGES,
                          ASSEMBLY)
@@ -200,6 +216,7 @@ def packed_kernel(
         else:
             y = _product(x, data2, first - PADDED0 - PADDED1, t, split, rows, x_row, K, PADDED2, BITS2, KIND2, MINIMA2, ZERO2, BN, BT, G,
                          SPLIT, STAGES, ASSEMBLY)
+        let_next_begin(EARLY)
         last = True
         if SPLIT > 1:
             part = sums + cell * (SPLIT * BN * BT) + tl.arange(0, BN)[:, None] * BT + tl.arange(0, BT)[None, :]
@@ -214,7 +231,7 @@ def packed_kernel(
             if RANK:
                 if count > 0:
                     up = _columns(b, page, count, 0, outputs, inside, b_page, CHUNK)
-                    rank_ready(counters, SLICES * H_TILES * count)
+                    rank_ready(counters, SLICES * H_TILES * count, ASSEMBLY)
                     y += _rank_share(up, h, b, pages, count, outputs, inside, tl.min(t), rows, b_page,
                                      E0, E1, SLICES, H_BM * H_TILES, BN, BT, G, CHUNK, MAX_PAGES)
             if NORM:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from .early import early_launch
 from .packed_decode import packed_kernel
 from .rank_pages import MAX_PAGES, RankRows
 from .repack import SUPER, TILE_ROWS
@@ -115,5 +116,6 @@ def packed_linear(
         ROW_TILES=cuts, SPLIT=tile.split, STAGES=tile.stages, TILES=tiles, PARTS=norm.parts.shape[0] if norm else 0,
         LEVELS=(norm.parts.shape[0] - 1).bit_length() if norm else 0, PARTS_OUT=squares.parts.shape[0] if squares else 0,
         H_BM=h_rows, H_TILES=h_tiles, DEPTH=packed_rank_depth(d_in), STEP=RANK_STEP, PROGRAMS=programs, CHUNK=RANK_CHUNK,
-        MAX_PAGES=MAX_PAGES, ASSEMBLY=not INTERPRETED, num_warps=tile.warps, enable_fp_fusion=False,  # as in decode_linear
+        MAX_PAGES=MAX_PAGES, ASSEMBLY=not INTERPRETED, num_warps=tile.warps, **early_launch(),
+        enable_fp_fusion=False,  # as in decode_linear
     )

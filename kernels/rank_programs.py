@@ -5,14 +5,15 @@ of them run at once, and add up H B^T. counters[0] counts the tiles of H that ar
 product waits for, counters[2 + tile] the parts of a tile of H.
 """
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
+from .early import begin, prefetch
 from .triton_compat import tl, triton
 
 
 @triton.jit
 def rank_tasks(
-    program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
+    program, x, a, pages, row_weights, h, partials, counters, stamp, rows, x_row, a_page, weights_row,
     D_IN: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr, ROW_TILES: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr,
-    PROGRAMS: tl.constexpr, MAX_PAGES: tl.constexpr,
+    PROGRAMS: tl.constexpr, MAX_PAGES: tl.constexpr, EARLY: tl.constexpr,
 ):
     """H of all active pages: h [slices, ROW_TILES * BM, MAX_PAGES * 16] in the dtype of x; a [pages, .., slices, 16, D_IN].
 
@@ -20,9 +21,19 @@ def rank_tasks(
     """
     SPLITS: tl.constexpr = (D_IN + DEPTH - 1) // DEPTH
     LANES: tl.constexpr = 4
-    count = tl.load(pages)
     r = tl.arange(0, 16)
     lane = tl.arange(0, LANES)[:, None]
+    count = tl.load(pages)
+    place = tl.minimum(program // SPLITS // SLICES // ROW_TILES, MAX_PAGES - 1)
+    page = tl.load(pages + 1 + place).to(tl.int64)
+    column = tl.load(pages + 1 + MAX_PAGES + place)
+    if EARLY:
+        if place < count:
+            LINE: tl.constexpr = 1024 // a.dtype.element_ty.primitive_bitwidth
+            line = tl.arange(0, triton.next_power_of_2((DEPTH + LINE - 1) // LINE)) * LINE
+            d = tl.minimum(program % SPLITS * DEPTH + line, D_IN - 1)
+            prefetch(a + page * a_page + (program // SPLITS % SLICES * 16 + r)[:, None] * D_IN + d[None, :])
+    begin(stamp, program, EARLY)
     for task in range(program, ROW_TILES * SLICES * count * SPLITS, PROGRAMS):
         part = task % SPLITS
         tile = task // SPLITS
@@ -30,8 +41,9 @@ def rank_tasks(
         m = tile // SLICES % ROW_TILES * BM + tl.arange(0, BM)
         here = m < rows
         place = tile // SLICES // ROW_TILES
-        page = tl.load(pages + 1 + place).to(tl.int64)
-        column = tl.load(pages + 1 + MAX_PAGES + place)
+        if task != program:
+            page = tl.load(pages + 1 + place).to(tl.int64)
+            column = tl.load(pages + 1 + MAX_PAGES + place)
         weight = tl.load(row_weights + m * weights_row + column, mask=here, other=0.0)[:, None]
         first = page * a_page + (s * 16 + r) * D_IN
         sums = tl.zeros((LANES, BM, 16), tl.float32)
@@ -61,11 +73,21 @@ def rank_tasks(
 
 
 @triton.jit
-def rank_ready(counters, wanted):
+def rank_ready(counters, wanted, ASSEMBLY: tl.constexpr):
     """Return when `wanted` tiles of H are there."""
-    done = tl.atomic_add(counters, 0, sem="acquire")
-    while done < wanted:
-        done = tl.atomic_add(counters, 0, sem="acquire")
+    if ASSEMBLY:
+        while _seen(counters) < wanted:
+            pass
+    else:
+        while tl.atomic_add(counters, 0, sem="acquire") < wanted:
+            pass
+
+
+@triton.jit
+def _seen(counter):
+    """A number that others count up; what they have written before is there for the thread that sees it."""
+    return tl.inline_asm_elementwise("ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [counter.to(tl.int64)], dtype=tl.int32, is_pure=False,
+                                     pack=1)
 
 
 @triton.jit
@@ -106,7 +128,7 @@ def rank_rows(place, count, k, CHUNK: tl.constexpr):
 def rank_outputs(
     program, added, h, b, pages, counters, b_page,
     E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr, ROW_TILES: tl.constexpr, EN: tl.constexpr,
-    PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
+    PROGRAMS: tl.constexpr, CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):
     """added [ROW_TILES * BM, E2] fp32 = H B^T. A page is one step of the tensor cores, so others add exact zeros."""
     count = tl.load(pages)
@@ -119,7 +141,7 @@ def rank_outputs(
         place = h + (tl.minimum(s, SLICES - 1) * (ROW_TILES * BM) + m[:, None]) * (MAX_PAGES * 16)
         up = rank_columns(b, pages, count, 0, n, inside, b_page, CHUNK)
         if task == program:
-            rank_ready(counters, ROW_TILES * SLICES * count)
+            rank_ready(counters, ROW_TILES * SLICES * count, ASSEMBLY)
         sums = tl.dot(rank_rows(place, count, 0, CHUNK), up, tl.zeros((BM, EN), tl.float32), input_precision="ieee")
         for k in tl.range(CHUNK, count * 16, CHUNK, num_stages=3):
             up = rank_columns(b, pages, count, k, n, inside, b_page, CHUNK)
@@ -151,19 +173,20 @@ def inverse_rms(parts, rows, m, parts_row, width, eps, BM: tl.constexpr, PARTS: 
 
 @triton.jit
 def first_programs(
-    program, x, a, b, pages, row_weights, h, partials, added, parts, inverses, counters, rows, x_row, parts_row, weights_row, a_page,
+    program, x, a, b, pages, row_weights, h, partials, added, parts, inverses, counters, stamp, rows, x_row, parts_row, weights_row, a_page,
     b_page, width, eps, D_IN: tl.constexpr, E0: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr,
     ROW_TILES: tl.constexpr, PARTS: tl.constexpr, DEPTH: tl.constexpr, STEP: tl.constexpr, PROGRAMS: tl.constexpr, EN: tl.constexpr,
-    CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr,
+    CHUNK: tl.constexpr, MAX_PAGES: tl.constexpr, ASSEMBLY: tl.constexpr, EARLY: tl.constexpr,
 ):
     """`added` by the first `PROGRAMS` programs, where there is `a`; `inverses` (1 / rms) by the next one, where there are `parts`."""
     if program < PROGRAMS:
         if a is not None:
-            rank_tasks(program, x, a, pages, row_weights, h, partials, counters, rows, x_row, a_page, weights_row,
-                       D_IN, SLICES, BM, ROW_TILES, DEPTH, STEP, PROGRAMS, MAX_PAGES)
+            rank_tasks(program, x, a, pages, row_weights, h, partials, counters, stamp, rows, x_row, a_page, weights_row,
+                       D_IN, SLICES, BM, ROW_TILES, DEPTH, STEP, PROGRAMS, MAX_PAGES, EARLY)
             rank_outputs(program, added, h, b, pages, counters, b_page,
-                         E0, E1, E2, SLICES, BM, ROW_TILES, EN, PROGRAMS, CHUNK, MAX_PAGES)
+                         E0, E1, E2, SLICES, BM, ROW_TILES, EN, PROGRAMS, CHUNK, MAX_PAGES, ASSEMBLY)
     elif parts is not None:
+        begin(stamp, program, EARLY)
         for tile in tl.static_range(ROW_TILES):
             m = tile * BM + tl.arange(0, BM)
             tl.store(inverses + m, inverse_rms(parts, rows, m, parts_row, width, eps, BM, PARTS), mask=m < rows)
