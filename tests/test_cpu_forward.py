@@ -17,6 +17,7 @@ from lora_bench.engine.measured_base import MeasuredBase
 from lora_bench.engine.models.cpu_forward import CpuForward, suits_cpu_forward
 from lora_bench.engine.models.cpu_lora import _short
 from lora_bench.engine.models.decoder import Decoder
+from lora_bench.engine.models.facts import NORMS_AFTER, NORMS_AROUND, Rope
 from lora_bench.engine.random_base import random_weights
 from lora_bench.engine.scheduler import Work
 from lora_bench.kernels.cpu.products import MOST_ROWS
@@ -65,7 +66,17 @@ def apart(got: Tensor, wanted: Tensor) -> float:
     return float(((got - wanted).norm(dim=1) / wanted.norm(dim=1)).max())
 
 
-@pytest.mark.parametrize("facts", [{}, {"tied": True, "embedding_scale": 2.0, "attention_scale": 0.2}, {"attention_bias": True}], ids=str)
+GEMMA = {"norms": NORMS_AROUND, "activation": "gelu_tanh", "embedding_scale": 8.0}
+KINDS = {
+    "llama": {}, "tied": {"tied": True, "embedding_scale": 2.0, "attention_scale": 0.2}, "qwen2": {"attention_bias": True},
+    "qwen3": {"qk_norm": "head"}, "phi3": {"rotary_dim": 8}, "granite": {"residual_scale": 0.3, "logit_divisor": 3.0},
+    "smollm3": {"layers_without_rope": (1,)}, "mistral": {"windows": (9, 9)},
+    "gemma2": GEMMA | {"windows": (20, 0), "attention_softcap": 5.0, "logit_softcap": 3.0},
+    "gemma3": GEMMA | {"windows": (20, 0), "qk_norm": "head", "local_rope": Rope(100.0)}, "biases": {"output_bias": True, "mlp_bias": True},
+}
+
+
+@pytest.mark.parametrize("facts", KINDS.values(), ids=KINDS)
 def test_rows_whose_blocks_lie_anywhere(facts: dict[str, object], both: Callable[..., tuple[Tensor, Tensor]]) -> None:
     decoder = decoder_of(**facts)
     caches = decoder.kv_cache(16, BLOCK_TOKENS).normal_()
@@ -77,13 +88,14 @@ def test_rows_whose_blocks_lie_anywhere(facts: dict[str, object], both: Callable
         assert own.shape == (sum(chunk.sampled for chunk in several), 64) and apart(own, usual) < CLOSE
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
 @pytest.mark.parametrize("ranks", [(16,), (3, 16, 40), (1, 64, 64, 64)], ids=str)
 def test_rows_of_different_adapters(
-    ranks: tuple[int, ...], both: Callable[..., tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch,
+    ranks: tuple[int, ...], kind: str, both: Callable[..., tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(measured_base, "SCALE", 5.0)
     with torch.inference_mode():
-        base = MeasuredBase(decoder_of(), ranks, 1, 64)
+        base = MeasuredBase(decoder_of(**KINDS[kind]), ranks, 1, 64)
         mixes = [(name,) for name in base.names] + [()]
         for mix in (mixes, mixes[:1]):
             requests = [base._request(names, 20 + 9 * index) for index, names in enumerate(mix)]
@@ -135,11 +147,12 @@ def test_factors_are_kept_short_where_nothing_is_lost(exact: bool) -> None:
     assert short.dtype == (torch.bfloat16 if exact else torch.float32) and torch.equal(short.float(), factor)
 
 
-def test_a_number_that_is_not_finite_is_not_hidden() -> None:
-    decoder = decoder_of()
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_a_number_that_is_not_finite_is_not_hidden(kind: str) -> None:
+    decoder = decoder_of(**KINDS[kind])
     caches = decoder.kv_cache(4, BLOCK_TOKENS).normal_()
     part = decoder.layers[0].qkv.weight.parts[0]
-    part.data[0, 3, part.kind.code_bytes:].view(torch.float16)[:] = torch.nan
+    part.data[0, 3, part.kind.code_bytes:].view(torch.float16)[:] = torch.inf
     logits = decoder.forward(step_inputs([Chunk((3,), 20, BlockTable([1, 2]), True)], decoder.device), caches, None, lambda op: None)
     assert logits.isnan().all()
 
@@ -150,6 +163,7 @@ def test_what_has_no_calls_of_its_own() -> None:
     many = step_inputs([Chunk((1,), 0, BlockTable([0]), True)] * (MOST_ROWS + 1), decoder.device)
     assert not decoder._replies.takes(inputs, None) and not decoder._replies.takes(many, None)
     assert suits_cpu_forward(LLAMA, decoder.layers) and not suits_cpu_forward(LLAMA, decoder_of(recoded=False).layers)
-    assert not suits_cpu_forward(replace(LLAMA, qk_norm="each"), decoder.layers)
+    assert not suits_cpu_forward(replace(LLAMA, qk_norm="all"), decoder.layers)
+    assert not suits_cpu_forward(replace(LLAMA, norms=NORMS_AFTER), decoder.layers)
     odd = decoder_of(heads=8, kv_heads=8, head_dim=40)
     assert not suits_cpu_forward(odd.facts, odd.layers), "the vectors of a head are not whole"

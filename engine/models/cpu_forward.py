@@ -15,11 +15,11 @@ from ...kernels.packed_cpu import CpuWeight
 from ...kernels.spans import Span
 from ...kernels.weights import Weight, rows
 from ..batch import StepInputs
-from .acting import ActiveLora, Lap
+from .acting import ActiveLora, Lap, Norm
 from .cpu_lora import CpuLora
 from .facts import ModelFacts
 from .layers import Layer
-from .rope import GLOBAL, RopeTables
+from .rope import RopeTables
 
 
 class CpuForward:
@@ -29,8 +29,10 @@ class CpuForward:
         """`scale`: what rows of the embedding are multiplied with."""
         self._facts, self._embedding, self._scale, self._layers, self._rope = facts, embedding, scale, layers, rope
         self._sizes = Sizes(facts.heads, facts.kv_heads, np.float32(facts.rms_eps),
-                            np.float32(facts.attention_scale or facts.head_dim**-0.5))
-        self._base = _base(layers)
+                            np.float32(facts.attention_scale or facts.head_dim**-0.5), np.float32(facts.attention_softcap),
+                            np.float32(facts.residual_scale), facts.activation == "gelu_tanh", facts.norms.after_attention != "",
+                            facts.qk_norm == "head")
+        self._base = _base(layers, facts)
         self._lora = CpuLora(facts)
 
     def takes(self, inputs: StepInputs, lora: ActiveLora | None) -> bool:
@@ -41,9 +43,9 @@ class CpuForward:
     def forward(self, inputs: StepInputs, caches: Tensor, lora: ActiveLora | None, lap: Lap) -> Tensor:
         """fp32 [rows, hidden] behind the last layer; keys and values are stored in `caches`."""
         x = torch.mul(rows(self._embedding, inputs.ids), self._scale)
-        cos, sin = self._rope.tables[GLOBAL]
+        cos, sin = (np.stack([table[inputs.rope_rows].numpy() for table in each]) for each in zip(*self._rope.tables, strict=True))
         lengths, run_of, runs = _looked_at(inputs.spans, caches.shape[4])
-        seen = Rows(cos[inputs.rope_rows].numpy(), sin[inputs.rope_rows].numpy(), inputs.cells.numpy(), lengths, run_of, runs)
+        seen = Rows(cos, sin, inputs.cells.numpy(), lengths, run_of, runs)
         ranks, most = self._lora.ranks(lora)
         spent = np.zeros(len(PARTS), np.int64)
         counters = np.zeros(COUNTERS * len(self._layers), np.int64)
@@ -63,7 +65,7 @@ class CpuForward:
                        *(np.empty((count, width), np.float32) for width in widths))
 
 
-def _base(layers: Sequence[Layer]) -> Base:
+def _base(layers: Sequence[Layer], facts: ModelFacts) -> Base:
     parts: list[tuple[int, ...]] = []
     linears = np.empty((len(layers), 4, 2), np.int64)
     outputs = sum(linear.weight.shape[0] for linear in layers[0].linears)
@@ -79,8 +81,15 @@ def _base(layers: Sequence[Layer]) -> Base:
             if linear.bias is not None:
                 biases[index, start:start + first], has_bias[index, number] = linear.bias.numpy(), True
             start += first
-    norms = np.stack([np.stack([layer.before_attention.rms.weight.numpy(), layer.before_mlp.rms.weight.numpy()]) for layer in layers])
-    return Base(PRODUCT, np.array(parts, np.int64), linears, biases, has_bias, norms)
+    norms = _norms([(layer.before_attention, layer.before_mlp, layer.after_attention, layer.after_mlp) for layer in layers], facts.hidden)
+    return Base(PRODUCT, np.array(parts, np.int64), linears, biases, has_bias, norms,
+                _norms([(layer.q_norm, layer.k_norm) for layer in layers], facts.head_dim),
+                np.array([layer.rope for layer in layers], np.int64), np.array([layer.window for layer in layers], np.int64))
+
+
+def _norms(places: Sequence[Sequence[Norm | None]], width: int) -> np.ndarray:
+    """fp32 [layers, norms of a layer, width], zeros for those that there are not."""
+    return np.array([[np.zeros(width, np.float32) if place is None else place.rms.weight.numpy() for place in layer] for layer in places])
 
 
 def _looked_at(spans: Sequence[Span], block_tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -91,11 +100,10 @@ def _looked_at(spans: Sequence[Span], block_tokens: int) -> tuple[np.ndarray, np
 
 
 def suits_cpu_forward(facts: ModelFacts, layers: Sequence[Layer]) -> bool:
-    """Whether steps of replies are computed so: all linears are multiplied packed, and the decoder is like llama."""
+    """Whether steps of replies are computed so: all linears are multiplied packed, and norms stand before attention and MLP at least."""
     weights = [linear.weight for layer in layers for linear in layer.linears]
     if not all(isinstance(weight, CpuWeight) and all(isinstance(part, CodedRows) for part in weight.parts) for weight in weights):
         return False
-    return (facts.activation == "silu" and facts.residual_scale == 1 and not facts.qk_norm and not facts.attention_softcap
-            and not any(facts.windows) and not facts.norms.after_attention and not facts.norms.after_mlp
-            and facts.rotary == facts.head_dim and facts.head_dim % LANES == 0 and all(layer.rope == GLOBAL for layer in layers)
+    return (facts.norms.before_attention != "" and facts.norms.before_mlp != "" and facts.qk_norm != "all"
+            and (facts.norms.after_attention == "") == (facts.norms.after_mlp == "") and facts.head_dim % LANES == 0
             and all(place.rms.weight.dtype == torch.float32 for layer in layers for place in layer.norms))

@@ -23,8 +23,11 @@ QKV, OUT, GATE_UP, DOWN = range(4)
 PARTS = ("base matmul", "shrink", "expand", "attention", "other")
 """of the time of a step"""
 BASE, SHRINK, EXPAND, ATTENTION, OTHER = range(5)
-COUNTERS = 13
+COUNTERS = 15
 """of tasks, a layer"""
+BEFORE_ATTENTION, BEFORE_MLP, AFTER_ATTENTION, AFTER_MLP = range(4)
+"""norms of a layer"""
+Q_NORM, K_NORM = range(2)
 
 
 class Sizes(NamedTuple):
@@ -33,6 +36,16 @@ class Sizes(NamedTuple):
     eps: np.float32
     scale: np.float32
     """of the scores"""
+    softcap: np.float32
+    """c of c tanh(score / c); 0 for none"""
+    joined: np.float32
+    """of what is added to the residual stream"""
+    gelu: bool
+    """gates are GELU by tanh, not SiLU"""
+    norms_after: bool
+    """what is added is normed before"""
+    head_norms: bool
+    """q and k are normed, each head by itself"""
 
 
 class Base(NamedTuple):
@@ -47,14 +60,20 @@ class Base(NamedTuple):
     has_bias: np.ndarray
     """bool [layers, 4]"""
     norms: np.ndarray
-    """fp32 [layers, 2, hidden]: before attention, before the MLP"""
+    """fp32 [layers, 4, hidden]; those that there are not are zeros"""
+    head_norms: np.ndarray
+    """fp32 [layers, 2, head_dim]"""
+    ropes: np.ndarray
+    """int64 [layers]: the table by which heads are turned, -1 where they are not"""
+    windows: np.ndarray
+    """int64 [layers]: tokens that a row looks at, itself included; 0 for all"""
 
 
 class Rows(NamedTuple):
     """What the rows of a step look at."""
 
     cos: np.ndarray
-    """fp32 [T, head_dim], and `sin`, whose first half is negated"""
+    """fp32 [tables, T, rotary], and `sin`, whose first half is negated"""
     sin: np.ndarray
     cells: np.ndarray
     """int64 [T]: where its key and its value go"""
@@ -83,7 +102,7 @@ class Buffers(NamedTuple):
     mixed: np.ndarray
     """[T, heads * head_dim]: what attention found"""
     joining: np.ndarray
-    """[T, hidden]: what is added to x next"""
+    """[T, hidden]: what is added to x next, before its norm"""
     gate_up: np.ndarray
     """[T, 2 * intermediate]"""
     gated: np.ndarray
@@ -92,16 +111,22 @@ class Buffers(NamedTuple):
     """[T, most rank rows of a linear]"""
 
 
-@summing
+@inner
 def _norm(x, weight, eps, out):
     """Semantics: out = x / sqrt(mean(x^2) + eps) * weight, row by row.  x, out [T, hidden], weight [hidden]"""
     for row in range(x.shape[0]):
-        total = np.float32(0)
-        for place in range(x.shape[1]):
-            total += x[row, place] * x[row, place]
-        factor = np.float32(1) / np.sqrt(total / np.float32(x.shape[1]) + eps)
-        for place in range(x.shape[1]):
-            out[row, place] = x[row, place] * factor * weight[place]
+        _norm_row(x[row], weight, eps, out[row])
+
+
+@summing
+def _norm_row(x, weight, eps, out):
+    """Of one row; x and out may be the same."""
+    total = np.float32(0)
+    for place in range(x.shape[0]):
+        total += x[place] * x[place]
+    factor = np.float32(1) / np.sqrt(total / np.float32(x.shape[0]) + eps)
+    for place in range(x.shape[0]):
+        out[place] = x[place] * factor * weight[place]
 
 
 @inner
@@ -131,9 +156,16 @@ def _add(y, bias):
         y[place] += bias[place]
 
 
+@inner
+def _join(x, y, scale):
+    """x += scale * y, both [n]"""
+    for place in range(x.shape[0]):
+        x[place] += scale * y[place]
+
+
 @summing
 def _turn(x, cos, sin):
-    """RoPE of one head [head_dim] in place: x * cos + (x's halves exchanged) * sin."""
+    """RoPE of the numbers of a head that it turns [rotary], in place: x * cos + (x's halves exchanged) * sin."""
     half = x.shape[0] // 2
     for place in range(half):
         first, second = x[place], x[place + half]
@@ -153,6 +185,15 @@ def _gate(gate, up, out):
     """out = silu(gate) * up, all [n]"""
     for place in range(out.shape[0]):
         out[place] = gate[place] / (np.float32(1) + exp(-gate[place])) * up[place]
+
+
+@summing
+def _gate_gelu(gate, up, out):
+    """out = gelu(gate) * up, by tanh, all [n]"""
+    for place in range(out.shape[0]):
+        g = gate[place]
+        turns = np.float32(1.5957691216057308) * (g + np.float32(0.044715) * g * g * g)
+        out[place] = g / (np.float32(1) + exp(-turns)) * up[place]
 
 
 @inner
@@ -180,8 +221,9 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
     now = ticks()
     for layer in range(caches.shape[0]):
         at = COUNTERS * layer
+        rope, window = base.ropes[layer], base.windows[layer]
         # qkv
-        _norm(x, base.norms[layer, 0], sizes.eps, normed)
+        _norm(x, base.norms[layer, BEFORE_ATTENTION], sizes.eps, normed)
         group_sums(normed, sums)
         place = ranks.places[layer, QKV]
         now = _tick(thread, spent, OTHER, now)
@@ -204,7 +246,10 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
                 expand(ranks, place, row, h[row], qkv[row], first, end, scratch)
                 now = _tick(thread, spent, EXPAND, now)
             if head < heads + kv_heads:
-                _turn(here, rows.cos[row], rows.sin[row])
+                if sizes.head_norms:
+                    _norm_row(here, base.head_norms[layer, Q_NORM if head < heads else K_NORM], sizes.eps, here)
+                if rope >= 0:
+                    _turn(here[:rows.cos.shape[2]], rows.cos[rope, row], rows.sin[rope, row])
             if head >= heads:
                 _copy(here, caches[layer, (head - heads) // kv_heads, (head - heads) % kv_heads, rows.cells[row]])
             now = _tick(thread, spent, OTHER, now)
@@ -214,30 +259,32 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
         task = take(counters, at + 3, 1)
         while task < count * heads:
             row, head = task // heads, task % heads
+            length = rows.lengths[row]
             attend(qkv[row, head * d:(head + 1) * d], caches[layer, 0, head // group], caches[layer, 1, head // group],
-                   rows.runs[rows.run_of[row]:rows.run_of[row + 1]], rows.lengths[row], sizes.scale, scores,
-                   mixed[row, head * d:(head + 1) * d])
+                   rows.runs[rows.run_of[row]:rows.run_of[row + 1]], max(0, length - window) if window else 0, length, sizes.scale,
+                   sizes.softcap, scores, mixed[row, head * d:(head + 1) * d])
             task = take(counters, at + 3, 1)
         meet(sync, threads)
         now = _tick(thread, spent, ATTENTION, now)
-        now = _joined(thread, threads, sync, base, ranks, layer, OUT, width, mixed, sums, buffers, scratch, counters, at + 4, spent, now)
+        now = _joined(thread, threads, sync, sizes, base, ranks, layer, OUT, AFTER_ATTENTION, width, mixed, sums, buffers, scratch, counters,
+                      at + 4, spent, now)
         # MLP
-        _norm(x, base.norms[layer, 1], sizes.eps, normed)
+        _norm(x, base.norms[layer, BEFORE_MLP], sizes.eps, normed)
         group_sums(normed, sums)
         place = ranks.places[layer, GATE_UP]
         now = _tick(thread, spent, OTHER, now)
         if place[ROWS]:
-            shrink(threads, ranks, place, normed, h, counters, at + 7)
+            shrink(threads, ranks, place, normed, h, counters, at + 8)
             fetch(thread, threads, ranks, place)
             now = _tick(thread, spent, SHRINK, now)
-        _products(threads, base, layer, GATE_UP, normed, sums, gate_up, scratch, counters, at + 8)
+        _products(threads, base, layer, GATE_UP, normed, sums, gate_up, scratch, counters, at + 9)
         meet(sync, threads)
         now = _tick(thread, spent, BASE, now)
         start = width + hidden
         in_row = (gates + TILE - 1) // TILE
         some = min(in_row, portion(count * in_row, threads))
         in_row = (in_row + some - 1) // some
-        task = take(counters, at + 9, 1)
+        task = take(counters, at + 10, 1)
         while task < count * in_row:
             row, first = task // in_row, task % in_row * some * TILE
             end = min(first + some * TILE, gates)
@@ -248,18 +295,21 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
                 expand(ranks, place, row, h[row], gate_up[row], first, end, scratch)
                 expand(ranks, place, row, h[row], gate_up[row], gates + first, gates + end, scratch)
                 now = _tick(thread, spent, EXPAND, now)
-            _gate(gate_up[row, first:end], gate_up[row, gates + first:gates + end], gated[row, first:end])
+            if sizes.gelu:
+                _gate_gelu(gate_up[row, first:end], gate_up[row, gates + first:gates + end], gated[row, first:end])
+            else:
+                _gate(gate_up[row, first:end], gate_up[row, gates + first:gates + end], gated[row, first:end])
             now = _tick(thread, spent, OTHER, now)
-            task = take(counters, at + 9, 1)
+            task = take(counters, at + 10, 1)
         meet(sync, threads)
         now = _tick(thread, spent, OTHER, now)
-        now = _joined(thread, threads, sync, base, ranks, layer, DOWN, start + 2 * gates, gated, sums, buffers, scratch, counters, at + 10,
-                      spent, now)
+        now = _joined(thread, threads, sync, sizes, base, ranks, layer, DOWN, AFTER_MLP, start + 2 * gates, gated, sums, buffers, scratch,
+                      counters, at + 11, spent, now)
 
 
 @inner
-def _joined(thread, threads, sync, base, ranks, layer, linear, bias, x, sums, buffers, scratch, counters, index, spent, now):
-    """The residual stream, and the linear of x [T, d_in] more; the time now. `bias`: where its bias begins."""
+def _joined(thread, threads, sync, sizes, base, ranks, layer, linear, after, bias, x, sums, buffers, scratch, counters, index, spent, now):
+    """The residual stream, and the linear of x [T, d_in] more; the time now. `after`: the norm of it; `bias`: where its bias begins."""
     group_sums(x, sums)
     place, stream, y = ranks.places[layer, linear], buffers.x, buffers.joining
     now = _tick(thread, spent, OTHER, now)
@@ -282,7 +332,15 @@ def _joined(thread, threads, sync, base, ranks, layer, linear, bias, x, sums, bu
         if place[ROWS]:
             expand(ranks, place, row, buffers.h[row], y[row], first, end, scratch)
             now = _tick(thread, spent, EXPAND, now)
-        _add(stream[row, first:end], y[row, first:end])
+        if not sizes.norms_after:
+            _join(stream[row, first:end], y[row, first:end], sizes.joined)
         task = take(counters, index + 2, 1)
     meet(sync, threads)
+    if sizes.norms_after:
+        row = take(counters, index + 3, 1)
+        while row < stream.shape[0]:
+            _norm_row(y[row], base.norms[layer, after], sizes.eps, y[row])
+            _join(stream[row], y[row], sizes.joined)
+            row = take(counters, index + 3, 1)
+        meet(sync, threads)
     return _tick(thread, spent, OTHER, now)
