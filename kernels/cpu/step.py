@@ -266,8 +266,8 @@ def decode_step(thread, threads, sync, sizes, base, rows, ranks, caches, buffers
             task = take(counters, at + 3, 1)
         meet(sync, threads)
         now = _tick(thread, spent, ATTENTION, now)
-        now = _joined(thread, threads, sync, sizes, base, ranks, layer, OUT, AFTER_ATTENTION, width, mixed, sums, buffers, scratch, counters,
-                      at + 4, spent, now)
+        now = _joined(thread, threads, sync, sizes, base, ranks, layer, OUT, AFTER_ATTENTION, width, mixed, sums, buffers, scratch,
+                      counters, at + 4, spent, now)
         # MLP
         _norm(x, base.norms[layer, BEFORE_MLP], sizes.eps, normed)
         group_sums(normed, sums)
