@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 NICENESS = 5
 """the screen's process goes first when cores are short"""
-SPINS = "10000"
-"""GOMP_SPINCOUNT: how long OpenMP's threads spin for each other before they sleep. A trade: on idle cores 1000 decodes a quarter
-slower than this, for threads that slept must be woken for every product; on cores that others keep busy spinning burns the time the
-others need, 1000 decoded about twice as fast there, and OpenMP's own far longer default 5 to 10 times slower."""
+SPINS = "2000"
+"""GOMP_SPINCOUNT: how long OpenMP's threads spin for each other before they sleep. A trade: threads that slept must be woken for every
+product, which on idle cores shows below 2000; where another program keeps one of two cores busy, prompts take half as long again with
+10000, as the system moves no thread onto a core on which another one spins, and OpenMP's own far longer default 5 to 10 times as long."""
 PROFILER_LOG = "6"
 """KINETO_LOG_LEVEL: nothing. Of a trace that fails the engine says why, and lines about those that do not would be the log's last words"""
 EXIT_SECONDS = 1.0

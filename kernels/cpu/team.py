@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from .compiled import inner, make_ready
-from .vectors import fetch_add, give_way, read, write
+from .vectors import fetch_add, give_way, read, sleep, write
 
 SPINS = 4000
 """that a thread looks for the others before it lets another one have its core: some ten microseconds"""
+YIELDS, SLEEP = 100, 50
+"""after as many times of that, it sleeps for some microseconds at a time: onto a core that is idle the system brings a thread that waits
+for one elsewhere, where another program is busy"""
 ARRIVED, ROUND = 0, 8
 """places in `Team.sync`: how many threads are at the barrier, how often all were; on cache lines of their own"""
 
@@ -70,7 +73,9 @@ def meet(sync, threads):
     spins = 0
     while read(turn) == now:
         spins += 1
-        if spins > SPINS:
+        if spins > SPINS + YIELDS:
+            sleep(np.int32(SLEEP))
+        elif spins > SPINS:
             give_way()
 
 

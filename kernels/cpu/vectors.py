@@ -131,6 +131,15 @@ def give_way(typing):
 
 
 @intrinsic
+def sleep(typing, microseconds):
+    """Leave this core idle for about so long (usleep), an int32."""
+    def build(context, builder, signature, arguments):
+        builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, [I32]), "usleep"), arguments)
+        return context.get_dummy_value()
+    return types.void(types.int32), build
+
+
+@intrinsic
 def ticks(typing):
     """A clock that only differences and their shares say something of."""
     name = "llvm.readcyclecounter" if platform.machine() in ("x86_64", "AMD64") else "llvm.readsteadycounter"
