@@ -118,7 +118,8 @@ def decode_linear(
     As a kernel: `work` with `rank` or `norm`; residual.squares has at least `square_parts(d_in, n, dtype)` parts. A row's bits do not
     depend on how many rows there are, nor on the pages that do not act on it; without active pages they are those without `rank`.
     x * norm_weight is not divided by rms before it is multiplied: fp16, which that may overflow, takes `residual_norm` and no `norm`.
-    `stamp`: an int64 tensor and the place in it where the kernel stores the device's clock, in ns, when it begins. A packed `weight` is
+    `stamp`: an int64 tensor and the place in it where the kernel stores the device's clock, in ns, when the launch before is done. What
+    rank.pages holds may be read while that still runs: it must not be what writes them. A packed `weight` is
     gated where `glu` is, its `work` was made with it, and residual.squares has at least `packed_square_parts(weight)` parts.
     """
     if isinstance(weight, RepackedWeight):

@@ -76,18 +76,20 @@ def rank_tasks(
 def rank_ready(counters, wanted, ASSEMBLY: tl.constexpr):
     """Return when `wanted` tiles of H are there."""
     if ASSEMBLY:
-        while _seen(counters) < wanted:
+        while _seen(counters, False) < wanted:
             pass
+        _seen(counters, True)
     else:
         while tl.atomic_add(counters, 0, sem="acquire") < wanted:
             pass
 
 
 @triton.jit
-def _seen(counter):
-    """A number that others count up; what they have written before is there for the thread that sees it."""
-    return tl.inline_asm_elementwise("ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [counter.to(tl.int64)], dtype=tl.int32, is_pure=False,
-                                     pack=1)
+def _seen(counter, ACQUIRE: tl.constexpr):
+    """A number that others count up; with `ACQUIRE` what they have written before is there for the thread that sees it. That empties the
+    multiprocessor's cache, so nobody waits by it."""
+    return tl.inline_asm_elementwise(f"ld.{'acquire' if ACQUIRE else 'relaxed'}.gpu.global.s32 $0, [$1];", "=r,l", [counter.to(tl.int64)],
+                                     dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

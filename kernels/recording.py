@@ -87,7 +87,7 @@ def times(ran: Sequence[Ran]) -> Times:
 
 def _alone(ran: Sequence[Ran]) -> list[tuple[str, int, int]]:
     """(name, begin, end) of the stretches in which each ran and nothing that it called. On one lane a later one lies within an earlier
-    one, or behind it."""
+    one, or behind it; a kernel whose programs came before those of the last one had ended (early.py) is counted from that end on."""
     stretches: list[tuple[str, int, int]] = []
     lanes: dict[int, list[Ran]] = defaultdict(list)
     for one in sorted(ran, key=lambda one: (one.begin, -one.end)):
@@ -102,12 +102,14 @@ def _of_lane(lane: Sequence[Ran]) -> list[tuple[str, int, int]]:
     open_ones: list[Ran] = []
     at = 0
     for one in lane:
-        while open_ones and open_ones[-1].end <= one.begin:
+        begin = one.begin
+        while open_ones and (open_ones[-1].end <= begin or open_ones[-1].end < one.end):
+            begin = max(begin, open_ones[-1].end)
             at = _close(open_ones, at, stretches)
         if open_ones:
-            stretches.append((open_ones[-1].name, at, one.begin))
+            stretches.append((open_ones[-1].name, at, begin))
         open_ones.append(one)
-        at = one.begin
+        at = begin
     while open_ones:
         at = _close(open_ones, at, stretches)
     return [stretch for stretch in stretches if stretch[2] > stretch[1]]

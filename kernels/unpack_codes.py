@@ -27,9 +27,9 @@ _CODES = {bits: {base: constant(_assembly(bits, base * 0x10001)) for base in (0x
 _4_BF16, _4_FP16 = _CODES[4].values()
 _5_BF16, _5_FP16 = _CODES[5].values()
 _6_BF16, _6_FP16 = _CODES[6].values()
-_BYTES_BF16 = constant("{ .reg .b32 a, s; " + " ".join(
+_BYTES_BF16 = constant("{ .reg .b32 a, s, m; mov.b32 m, 0xbf80bf80; " + " ".join(  # GPUs before 9.0 cannot subtract bf16
     f"prmt.b32 a, $4, $5, {index * 0x1111 + 0x4400:#x}; lop3.b32 ${index}, a, 0x7f007f, 0x43004300, 0xea; "
-    f"lop3.b32 s, a, 0x800080, 0x43004300, 0xea; sub.rn.bf16x2 ${index}, ${index}, s;" for index in range(4)) + " }")
+    f"lop3.b32 s, a, 0x800080, 0x43004300, 0xea; fma.rn.bf16x2 ${index}, s, m, ${index};" for index in range(4)) + " }")
 _BYTES_FP16 = constant("{ .reg .b32 a, z; mov.b32 z, 0x64806480; " + " ".join(
     f"prmt.b32 a, $4, $5, {index * 0x1111 + 0x4400:#x}; xor.b32 a, a, 0x800080; lop3.b32 ${index}, a, 0xff00ff, 0x64006400, 0xea; "
     f"sub.rn.f16x2 ${index}, ${index}, z;" for index in range(4)) + " }")

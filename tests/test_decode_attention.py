@@ -65,14 +65,24 @@ def test_the_kernel_matches_plain_arithmetic(kind: dict, dtype: torch.dtype, rng
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=GPU) for dtype in DTYPES], ids=str)
-def test_a_row_depends_on_nothing_beside_it(dtype: torch.dtype, rng: random.Random) -> None:
+@pytest.mark.parametrize("size", [64, 128])
+def test_the_kernel_matches_plain_arithmetic_far_from_the_first_token(size: int, dtype: torch.dtype, rng: random.Random) -> None:
+    case = decode_case(rng, [16384, 16390, 40000, 5], 4, 1, size, dtype)
+    check_decode(case, *_on_gpu(case))
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(dtype, marks=GPU) for dtype in DTYPES], ids=str)
+@pytest.mark.parametrize("kv_heads, size, positions", [(4, 64, (40, 300, 2100)), (1, 64, (17000,)), (1, 128, (300, 20000))])
+def test_a_row_depends_on_nothing_beside_it(
+    kv_heads: int, size: int, positions: tuple[int, ...], dtype: torch.dtype, rng: random.Random,
+) -> None:
     """Its bits are the same alone, among others, in wider tables, and wherever blocks lie."""
-    for position in (40, 300, 2100):
-        alone = decode_case(rng, [position], 12, 4, 64, dtype, scale=0.1)
+    for position in positions:
+        alone = decode_case(rng, [position], 3 * kv_heads, kv_heads, size, dtype, scale=0.1)
         expected = _on_gpu(alone)[0][0].cpu()
         assert expected.isfinite().all()
-        for others, width in (([9, -1, 70], 11), ([position] * 30 + [3000], 300)):
-            joined = decode_case(rng, [position, *others], 12, 4, 64, dtype, scale=0.1, width=width)
+        for others, width in (([9, -1, 70], 11), ([position] * (30 if position < 4000 else 6) + [3000], 300)):
+            joined = decode_case(rng, [position, *others], 3 * kv_heads, kv_heads, size, dtype, scale=0.1, width=width)
             blocks = joined.rows.tables[0, : position // 16 + 1].long()
             joined.cache[:, :, blocks] = alone.cache[:, :, alone.rows.tables[0].long()]
             joined.qkv[0] = alone.qkv[0]

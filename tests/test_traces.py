@@ -65,8 +65,9 @@ def test_times_are_those_of_every_moment(seed: int) -> None:
 
 def test_kernels_of_one_stream_that_overlap_count_each_moment_once() -> None:
     """The next one may begin while the one before drains."""
-    found = times([Ran("first", 7, 0, 10), Ran("second", 7, 8, 20)])
-    assert found.busy == 20 and sum(one.own for one in found.by_name) == 20 and not any(one.beside for one in found.by_name)
+    found = times([Ran("first", 7, 0, 100), Ran("second", 7, 70, 200), Ran("third", 7, 170, 290)])
+    assert {one.name: one.own for one in found.by_name} == {"first": 100, "second": 100, "third": 90}
+    assert found.busy == 290 and not any(one.beside for one in found.by_name)
 
 
 def test_ops_are_recorded_with_the_time_that_is_their_own() -> None:

@@ -43,6 +43,21 @@ def test_decode(kind: dict, rng: random.Random, monkeypatch: pytest.MonkeyPatch)
 
 
 @interpreted
+@pytest.mark.parametrize("programs", [1, 528])
+def test_decode_of_rows_with_more_stretches(programs: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of just so many tokens that it has half as many stretches as it could, others of more."""
+    monkeypatch.setattr("lora_bench.kernels.decode_attention.ROW_PROGRAMS", 1)
+    monkeypatch.setattr("lora_bench.kernels.decode_attention.LONG", 600)
+    monkeypatch.setattr("lora_bench.kernels.decode_attention.FILLED", programs)
+    case = decode_case(rng, [600, 601, rng.randint(1100, 1300)], 3, 1, 16)
+    work = AttentionWork(3, case.heads, torch.device("cpu"))
+    work.parts.fill_(float("nan"))
+    work.sums.fill_(float("nan"))
+    check_decode(case, *case.run(decode_attention, work))
+    assert not work.arrived.any()
+
+
+@interpreted
 @pytest.mark.parametrize("heads, kv_heads, size, window, scores", [
     (6, 2, 16, 0, PLAIN), (3, 1, 20, 70, PLAIN), (4, 4, 8, 0, Scores(0.7, 0.9)), (20, 1, 16, 9, Scores(None, 1.5)),
 ], ids=str)
