@@ -23,8 +23,9 @@ def examine() -> dict[str, Any]:
         "lora_bench": _version("lora-bench"),
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": {name: _version(name) for name in ("torch", "triton", "numpy", "tokenizers", "textual", "pip")},
+        "packages": {name: _version(name) for name in ("torch", "triton", "numba", "numpy", "tokenizers", "textual", "pip")},
         "cpu": _cpu(),
+        "cpu_kernels": _cpu_kernels(),
         "memory": _memory(),
         "gpu": _gpu(),
         "default_model": _default_model(),
@@ -43,6 +44,16 @@ def _cpu() -> dict[str, Any]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"model": _cpu_model(), "physical_cores": psutil.cpu_count(logical=False), "logical_cores": psutil.cpu_count(),
             "usable_here": usable}
+
+
+def _cpu_kernels() -> dict[str, Any]:
+    """Where those that are compiled on this machine are kept, and whether they are there."""
+    try:
+        from ..kernels.cpu.compiled import BESIDE, PLACE, is_kept
+    except (ImportError, OSError) as error:
+        return {"why_none": f"numba cannot be imported: {error}"}
+    place = str(PLACE) if PLACE is not None else f"none: neither {BESIDE} nor the user's cache can be written, each start compiles them"
+    return {"place": place, "compiled": is_kept("decode_step")}
 
 
 def _cpu_model() -> str:

@@ -21,6 +21,7 @@ def test_every_part_is_answered() -> None:
     assert report["python"].startswith(".".join(map(str, sys.version_info[:3])))
     assert report["memory"]["total_gib"] == round(psutil.virtual_memory().total / 2**30, 2)
     assert 1 <= report["cpu"]["usable_here"] <= report["cpu"]["logical_cores"]
+    assert Path(report["cpu_kernels"]["place"]).is_dir() and report["cpu_kernels"]["compiled"] in (True, False)
     assert report["sample_run"].startswith("ok on cpu")
     json.dumps(report)
 

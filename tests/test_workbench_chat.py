@@ -119,8 +119,11 @@ async def test_slash_commands_answer_in_the_chat() -> None:
         await say(pilot, "/nonsense")
         assert app.control.sampling.temperature == 0.7
         assert "temperature = 0.7" in screen_text(app) and "/nonsense is no command" in screen_text(app)
-        await say(pilot, "/clear")
-        assert "/nonsense" not in screen_text(app)
+        for command in ("/clear", "/new"):
+            await say(pilot, "/nonsense")
+            assert "/nonsense" in screen_text(app)
+            await say(pilot, command)
+            assert "/nonsense" not in screen_text(app)
 
 
 async def test_a_message_that_waits_for_the_model_outlives_the_engine() -> None:

@@ -139,6 +139,7 @@ COMMANDS: dict[str, tuple[str, Run]] = {
     "change": ("splice|recompute|finish — what a change of the mix does to a reply that is being written; alone: say it", _change),
     "clear-cache": ("— forget the KV blocks that no running reply holds", lambda control, _: control.clear_cache()),
     "clear": ("— empty the chat", _clear),
+    "new": ("— as /clear", _clear),
     "chats": ("— the chats of earlier runs", _chats),
     "resume": ("NUMBER — go on with an earlier chat, as /chats numbers them; alone: the latest", _resume),
     "help": ("— this list and the settings", _help),

@@ -45,7 +45,8 @@ def _figures(version: Version) -> str:
     if version.phase == "running":
         reading = f"{version.tokens} tok · reading {version.prompt_tokens - (version.cache.hit_tokens if version.cache else 0)}"
         reused = f", {version.cache.hit_tokens} reused" if version.cache and version.cache.hit_tokens else ""
-        return f"{version.tokens} tok …" if version.tokens else reading + reused
+        speed = f" · {version.pace.speed:.0f} tok/s" if version.pace.speed else ""
+        return f"{version.tokens} tok{speed} …" if version.tokens else reading + reused
     if version.phase == "failed":
         return f"✗ {version.note} — Ctrl+R asks again"
     if version.phase == "lost":

@@ -21,6 +21,7 @@ from ..engine.protocol import (
     Sampling,
     TextDelta,
 )
+from .pace import Pace
 from .reload_text import SHOWN_DIGEST
 
 Phase = Literal["waiting", "queued", "running", "done", "failed", "lost"]
@@ -82,6 +83,9 @@ class Version:
     note: str = ""
     """why it waits, failed or was cut"""
 
+    def __post_init__(self) -> None:
+        self.pace = Pace()  # no field: a chat's file has nothing of it
+
     @property
     def active(self) -> bool:
         return self.phase in ("waiting", "queued", "running")
@@ -118,6 +122,7 @@ class Version:
             case TextDelta():
                 self.text += event.text
                 self.tokens = event.tokens
+                self.pace.take(event.tokens)
             case RequestFinished():
                 self.phase, self.reason, self.stats, self.note = "done", event.reason, event.stats, event.detail
                 self.tokens = event.stats.new_tokens
@@ -125,7 +130,7 @@ class Version:
                 self.phase, self.note = "failed", event.message
 
     def _began(self, event: RequestStarted) -> None:
-        self.phase, self.note, self.activations = "running", "", event.activations
+        self.phase, self.note, self.activations, self.pace = "running", "", event.activations, Pace()
         if self.preempted:
             self.again = event.cache
         else:
