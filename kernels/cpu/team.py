@@ -13,7 +13,7 @@ from .vectors import fetch_add, give_way, read, sleep, write
 
 SPINS = 4000
 """that a thread looks for the others before it lets another one have its core: some ten microseconds"""
-YIELDS, SLEEP = 100, 50
+YIELDS, SLEEP = 1000, 50
 """after as many times of that, it sleeps for some microseconds at a time: onto a core that is idle the system brings a thread that waits
 for one elsewhere, where another program is busy"""
 ARRIVED, ROUND = 0, 8
