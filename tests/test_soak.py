@@ -16,7 +16,7 @@ CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 PLACES = [("cpu", "fp32"), *(pytest.param("cuda", dtype, marks=CUDA) for dtype in ("fp32", "bf16", "fp16"))]
 COMMANDS = {"cpu": 40, "cuda": 150}
 SIZE = 0.2
-"""alpha / r of the adapters: those of 2 change one logit in a thousand by more than a third where bf16 rounds"""
+"""alpha / r of the adapters: by those of 2, bf16 rounds one logit in a thousand by a sixth to a third of the largest"""
 
 
 def _soak(device: str, dtype: str, base: Path, adapter_folder: Callable[..., Path], place: Path, seed: int) -> Soak:
