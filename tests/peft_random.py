@@ -221,7 +221,7 @@ def reference(case: Case, adapters: Sequence[Adapter], mix: Sequence[tuple[int, 
     try:
         merged = [model.merge_and_unload() for model in merged]
         total = summed(case.base.model, merged)
-    except (AttributeError, KeyError, RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+    except (AttributeError, KeyError, RuntimeError, ValueError, TypeError) as error:
         return None, f"{why}; {error}"
     with torch.no_grad():
         return total(input_ids=torch.tensor([list(ids)])).logits[0], f"the sum of deltas ({why})"

@@ -70,7 +70,7 @@ def _check_records(stream: BinaryIO, path: Path) -> None:
     try:
         with zipfile.ZipFile(stream) as archive:
             records = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, UnicodeDecodeError, OSError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, OSError) as error:  # a newer zip is not implemented
         raise _unreadable(path, error) from None
     for record in records:
         if record.compress_type != zipfile.ZIP_STORED or record.file_size != record.compress_size:
