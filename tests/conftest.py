@@ -56,6 +56,16 @@ def golden() -> Path:
     return Path(__file__).parent / "data" / "golden"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked `gpu` are skipped where there is no CUDA device."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture
 def seed() -> int:
     """A fresh seed, printed so that a failure can be repeated; torch is seeded with it."""

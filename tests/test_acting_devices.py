@@ -27,7 +27,7 @@ from lora_bench.engine.routing import RoutingCache
 from lora_bench.engine.slot_content import build_content
 from lora_bench.engine.slots import Slot, fused_modules
 
-CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")])
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 FACTS = ModelFacts("llama", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=60, context=64, rms_eps=1e-5,
                    rope_theta=1e4, attention_bias=True)
 BATCH: list[tuple[int, list[tuple[str, float]]]] = [

@@ -45,7 +45,6 @@ def test_sizes_that_need_no_adapters_or_more_rows_than_adapters(seed: int) -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="kernels of packed matrices run on a GPU")
 def test_packed_matrices_are_measured_where_they_are_in_16_bits(seed: int) -> None:
     facts = shape_facts("layers=1,hidden=256,heads=4,kv_heads=2,head_dim=64,intermediate=256,vocab=64")
     for dtype, count in ((torch.float32, 0), (torch.bfloat16, 18)):

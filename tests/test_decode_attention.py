@@ -8,9 +8,8 @@ import torch
 from attention_cases import check_decode, decode_case
 
 from lora_bench.kernels.decode_attention import AttentionWork, decode_attention, decode_attention_reference
-from lora_bench.kernels.triton_compat import HAS_TRITON
 
-GPU = [pytest.mark.gpu, pytest.mark.skipif(not (torch.cuda.is_available() and HAS_TRITON), reason="needs CUDA and Triton")]
+GPU = pytest.mark.gpu
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 KINDS = [
     {"heads": 4, "kv_heads": 4, "size": 64}, {"heads": 9, "kv_heads": 3, "size": 64}, {"heads": 32, "kv_heads": 8, "size": 128},

@@ -28,7 +28,7 @@ from lora_bench.engine.protocol import (
 from lora_bench.engine.service import Inbox, serve
 from lora_bench.kernels.quant import QUANT_TYPES, dequantize
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 Write = Callable[..., Path]
 PROMPT = tuple(range(5, 45))

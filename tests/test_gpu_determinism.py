@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
-import torch
 from engine_bench import ONE, THREE, TWO, Bench, random_ids
 
 from lora_bench.engine.protocol import Mix, RequestPreempted, TokenIds
 from lora_bench.kernels.sampling import gumbel
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 REQUESTS, TOKENS = 24, 40
 ROUNDING = {"fp32": 1e-5, "bf16": 2.0**-7, "fp16": 2.0**-10}

@@ -17,7 +17,7 @@ from lora_bench.engine.models.facts import NORMS_AFTER, NORMS_AROUND, ModelFacts
 from lora_bench.kernels.decode_attention import DecodeRows
 from lora_bench.kernels.stamps import Stamps
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PLAIN = ModelFacts(architecture="llama", layers=2, hidden=64, heads=6, kv_heads=2, head_dim=16, intermediate=96, vocab=70, context=200,

@@ -29,7 +29,7 @@ from lora_bench.engine.protocol import (
     TokenIds,
 )
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 MIXES: tuple[Mix, ...] = ((), ONE, TWO, (*THREE, *ONE), (AdapterUse("two", -1.0), AdapterUse("one", 0.0)), (*TWO, *THREE, *ONE))
 

@@ -27,7 +27,7 @@ from lora_bench.engine.models.facts import module_shapes
 from lora_bench.engine.protocol import AdapterUse, GraphCaptured, Mix, StepFinished, TokenIds
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT's advice on configs that are random on purpose
-CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")])
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
 NORMS = ["norm", "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"]
 KINDS: dict[str, dict[str, Any]] = {

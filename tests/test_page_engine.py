@@ -19,7 +19,7 @@ from lora_bench.engine.page_loads import PageLoad, PageLoads
 from lora_bench.engine.protocol import AdapterUse, HostView, LoadModel, Mix, RequestQueued, SlotEvicted, SlotLoaded, StepFinished, TokenIds
 from lora_bench.engine.slot_pool import MixTooLarge
 
-CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")])
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 Folder = Callable[..., Path]
 MIXES: tuple[Mix, ...] = (

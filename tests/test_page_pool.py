@@ -29,8 +29,7 @@ from lora_bench.engine.slots import Slot, SlotContent, fused_modules
 from lora_bench.kernels.lora_tiles import lora_expand_tiles_
 from lora_bench.kernels.rank_pages import MAX_PAGES, rank_delta
 
-DEVICES = ["cpu", pytest.param("cuda", marks=[
-    pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")])]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 KINDS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
 
 
@@ -288,7 +287,6 @@ def test_hundreds_of_moves_leave_every_page_with_one_owner(tiny_facts: ModelFact
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_pages_change_hands_between_two_steps_and_nothing_waits_on_the_host(
     tiny_facts: ModelFacts, seed: int, monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,8 +17,6 @@ from lora_bench.kernels import recording
 from lora_bench.kernels.recording import Ran, Recorder, times
 from lora_bench.kernels.stamps import Stamps
 
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 def _by_moments(ran: Sequence[Ran]) -> tuple[dict[str, tuple[int, int]], int]:
     """(own, beside) by name, and the busy moments: one nanosecond after the other, the innermost of each lane."""
@@ -212,7 +210,6 @@ def test_a_step_that_captures_a_graph_is_not_the_one_that_is_traced(on_device: B
 
 
 @pytest.mark.gpu
-@on_a_gpu
 @pytest.mark.calm
 def test_kernels_inside_a_graph_are_traced_by_name(make: Callable[..., Bench]) -> None:
     """Again and again, with graphs that were captured before and after the first trace."""

@@ -13,7 +13,6 @@ from lora_bench.kernels.rank_pages import MAX_PAGES, PAGE_ROWS, RankPool, RankRo
 from lora_bench.kernels.triton_compat import INTERPRETED
 
 DEVICE = torch.device("cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda")
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 ERRORS = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 
 
@@ -183,7 +182,6 @@ LARGE = [
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize(("dtype", "form"), [
     *((torch.bfloat16, form) for form in LARGE), *((dtype, form) for dtype in (torch.float16, torch.float32) for form in LARGE[:8]),
 ], ids=_name)
@@ -193,7 +191,6 @@ def test_large(dtype: torch.dtype, form: dict, seed: int) -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize(("dtype", "form"), [
     *((torch.bfloat16, LARGE[index]) for index in (0, 1, 5, 6, 7, 8, 9, 10, 11, 15)),
     *((torch.float32, LARGE[index]) for index in (0, 1, 5)),
@@ -213,7 +210,6 @@ def test_step_that_ended_early(seed: int) -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 def test_stamp(seed: int) -> None:
     form, stamps = Form(576, (960,), torch.bfloat16, ranks=(16,)), torch.zeros(3, dtype=torch.int64, device=DEVICE)
     given, rank = form.inputs(2), form.rank_rows([{0: 1.0}, {}])
@@ -223,7 +219,6 @@ def test_stamp(seed: int) -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 def test_replay(seed: int) -> None:
     form = Form(4096, (4096,), torch.bfloat16, residual=True, ranks=(16,) * 30)
     given, rank = form.inputs(32), form.rank_rows([{row % 30: 1.0} for row in range(32)])

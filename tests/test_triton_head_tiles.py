@@ -65,7 +65,6 @@ def test_heads(rows: int, heads: int, kv_heads: int, size: int, ranks: tuple[int
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("rows, heads, kv_heads, size, ranks, normed", [
     (640, 32, 8, 128, MIXED, False), (300, 9, 3, 64, (16,), True), (17, 4, 1, 80, (64, 8), False), (200, 8, 4, 256, MIXED, True),

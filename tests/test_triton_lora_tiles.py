@@ -51,7 +51,6 @@ def test_gate(rows: int, width: int, ranks: tuple[int, ...], glu: Glu, dtype: to
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("rows, width, ranks, glu", [
     (640, 4096, MIXED, "silu"), (17, 1536, (64, 8), "gelu_tanh"), (300, 1031, MIXED, "silu"),
@@ -61,7 +60,6 @@ def test_gate_on_gpu(rows: int, width: int, ranks: tuple[int, ...], glu: Glu, dt
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("rows, d_in, ends, ranks", [
     (640, 2048, (2048, 2560, 3072), MIXED), (260, 14336, (1024,), (16,)), (17, 576, (1536, 3072), (64, 8)), (3, 1024, (128256,), (16,)),

@@ -222,7 +222,6 @@ LARGE = [
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rows", "form"), SMALL + LARGE)
 def test_on_gpu(rows: int, form: dict, dtype: torch.dtype, seed: int) -> None:
@@ -230,7 +229,6 @@ def test_on_gpu(rows: int, form: dict, dtype: torch.dtype, seed: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("rows", "form"), [case for case in SMALL + LARGE if case[1].get("ranks")])
 def test_bits_on_gpu(rows: int, form: dict, seed: int) -> None:
     _bits(Form(dtype=torch.bfloat16, **form), (2, 3, 8, 16, 33))

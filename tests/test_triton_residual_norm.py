@@ -9,7 +9,6 @@ from lora_bench.kernels.decode_linear import Residual, RowSquares
 from lora_bench.kernels.embed_rows import embed_rows, embed_rows_reference
 from lora_bench.kernels.residual_norm import residual_norm, residual_norm_reference
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 CASES = [(rows, width, post, following) for rows, width in ((1, 16), (5, 40), (3, 576)) for post, following in ((0, 1), (1, 0), (1, 1))]
 
 
@@ -25,7 +24,6 @@ def test_kernel(rows: int, width: int, post: int, following: int, dtype: torch.d
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize(("rows", "width", "post", "following"), [*CASES, (64, 4096, 1, 1), (33, 5376, 0, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_on_gpu(rows: int, width: int, post: int, following: int, dtype: torch.dtype, seed: int) -> None:
@@ -65,7 +63,6 @@ def test_embedding(seed: int) -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 def test_embedding_on_gpu(seed: int) -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         _embed(dtype, torch.device("cuda"))

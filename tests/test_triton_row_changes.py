@@ -17,7 +17,6 @@ from lora_bench.kernels.head_rows import HEAD_WORDS, HeadPart, HeadRows
 from lora_bench.kernels.rank_pages import MAX_PAGES, RankPool, RankRows
 from lora_bench.kernels.row_changes import NormRows, RowChanges, RowStream
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 PROFILES = 3
 
 
@@ -32,7 +31,6 @@ def test_kernels(rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize(("rows", "width"), [(1, 16), (5, 40), (64, 4096), (33, 5376)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_on_gpu(rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
@@ -99,7 +97,6 @@ def test_late_ranks(dtype: torch.dtype, seed: int) -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("d_in", "ends"), [(40, (24, 40, 300)), (1000, (1500, 3000)), (4096, (4096,))])
 def test_late_ranks_on_gpu(d_in: int, ends: tuple[int, ...], dtype: torch.dtype, seed: int) -> None:
@@ -125,7 +122,6 @@ def test_heads(dtype: torch.dtype, seed: int) -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("hidden", "vocab"), [(40, 70), (1030, 5000)])
 def test_heads_on_gpu(hidden: int, vocab: int, dtype: torch.dtype, seed: int) -> None:
@@ -171,7 +167,6 @@ def test_embeddings(dtype: torch.dtype, seed: int) -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
 @pytest.mark.parametrize("hidden", [40, 4096])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_embeddings_on_gpu(hidden: int, dtype: torch.dtype, seed: int) -> None:

@@ -58,7 +58,6 @@ def test_draws_are_those_of_the_cpu(dtype: torch.dtype, seed: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("columns", [1000, 32_000, 128_256])
 def test_on_gpu(columns: int, dtype: torch.dtype, seed: int) -> None:

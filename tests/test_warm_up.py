@@ -44,7 +44,6 @@ def test_the_adapter_of_a_rehearsal_acts_on_every_linear_and_changes_nothing(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_first_prompts_compile_nothing(make: Callable[..., Bench], seed: int) -> None:
     bench = make(device="cuda", dtype="bf16")
     known = set(launch._compiled)
