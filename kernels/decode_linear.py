@@ -172,7 +172,7 @@ def _launch(
     pool, squares = rank.pool if rank else None, residual.squares if residual else None
     ends = (d_out // 2, d_out, d_out) if glu else (*(pool.ends if pool else ()), d_out, d_out, d_out)[:3]
     tiles = sum(-(-(end - start) // tile.columns) for start, end in pairwise((0, *ends[: 1 if glu else 3])))
-    programs = 0 if rank is None else 1 if INTERPRETED else tile.rank_programs
+    programs = 0 if rank is None else tile.rank_programs
     parts = norm or squares
     linear_kernel[(programs + (norm is not None) + tiles * cuts,)](
         x, weight, bias, out, norm and norm.parts, residual and residual.stream, residual and residual.next_weight,

@@ -15,8 +15,8 @@ from .triton_compat import INTERPRETED, runs_triton
 
 DRAW_WORDS = 9
 """int64 of a row: temperature, log of min_p, top_p, penalty (as fp64); key of noise, end of its ids, top_k, address and end of `seen`"""
-PARTS = 64
-"""programs of a row, at most"""
+PARTS = 1 if INTERPRETED else 64
+"""programs of a row, at most; the interpreter runs one after another, so that none may wait"""
 FEW_ROWS = 4
 """of a step whose rows have as many; half of it where there are more"""
 BLOCK = 512
@@ -83,7 +83,7 @@ class DeviceSampler:
             tokens.copy_(torch.tensor(sample(logits, [*draws, *rest][: len(logits)])))
             return
         rows, columns = logits.shape
-        parts = 1 if INTERPRETED else PARTS if rows <= FEW_ROWS else PARTS // 2  # the interpreter runs one after another: none may wait
+        parts = PARTS if rows <= FEW_ROWS else max(1, PARTS // 2)
         part = -(-columns // (parts * BLOCK)) * BLOCK
         draw_kernel[(rows * parts,)](logits, self._device, tokens, self._values, self._ids, self._shares, self._counters, logits.stride(0),
                                      COLUMNS=columns, PART=part, PARTS=parts, BLOCK=BLOCK, WORDS=DRAW_WORDS,

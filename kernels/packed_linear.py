@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PROGRAMS = 512
 """that a matrix is cut into where it has inputs enough: about four for each multiprocessor of the GPUs that this is for"""
-RANK_PROGRAMS = 128
+RANK_PROGRAMS = 1 if INTERPRETED else 128
 """half as many beside a large matrix: the multiprocessor with the most programs sets the time, and they fill what its programs leave"""
 RANK_STEP = 64
 """inputs of one step of a rank task: it takes no more shared memory than the base product does"""
@@ -96,7 +96,7 @@ def packed_linear(
     parts = norm or squares
     pool = rank.pool if rank else None
     ends = (*(pool.ends if pool else ()), *[weight.shape[0]] * 2)[:2]
-    programs = 0 if rank is None else 1 if INTERPRETED else RANK_PROGRAMS // (2 if _large(weight) else 1)
+    programs = 0 if rank is None else max(1, RANK_PROGRAMS // (2 if _large(weight) else 1))
     some = [*weight.parts, *[None] * (MOST_PARTS - len(weight.parts))]
     kinds = {}
     for index, part in enumerate(some):

@@ -7,6 +7,8 @@ from functools import cache
 
 import torch
 
+from .triton_compat import INTERPRETED
+
 SHARED_BYTES = 112_000
 """of one program's read-ahead: two programs share a multiprocessor, so that rank rows are computed beside the base product"""
 
@@ -67,4 +69,6 @@ def _divisor(d_in: int) -> int:
 
 @cache
 def _multiprocessors() -> int:
-    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count if torch.cuda.is_available() else 1
+    if INTERPRETED or not torch.cuda.is_available():
+        return 1
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from torch import Tensor
+from interleaved import interleaved
 from triton_cpu import interpreted, run_interpreted
 
+from lora_bench.kernels import tiles
 from lora_bench.kernels.decode_linear import DecodeWork, Glu, Residual, RowSquares, decode_linear, decode_linear_reference, square_parts
 from lora_bench.kernels.rank_pages import MAX_PAGES, PAGE_ROWS, RankPool, RankRows
 from lora_bench.kernels.triton_compat import INTERPRETED
@@ -61,9 +63,9 @@ class Form:
 
     def run(
         self, x: Tensor, stream: Tensor, squares: Tensor, rank: RankRows | None, work: DecodeWork | None = None,
-        stamp: tuple[Tensor, int] | None = None,
+        stamp: tuple[Tensor, int] | None = None, lane: int = 0,
     ) -> tuple[Tensor, ...]:
-        """What the kernel writes: out, and with a residual the stream and its squares [rows, parts]."""
+        """What the kernel writes: out, and with a residual the stream and its squares [rows, parts]. A step begins at `lane` 0."""
         rows, n = x.shape[0], self.ends[-1]
         norm, residual, stream = RowSquares(squares[:, :rows].contiguous(), self.d_in, 1e-5), None, stream[:rows].clone()
         if self.residual:
@@ -71,9 +73,10 @@ class Form:
             residual = Residual(stream, self.next_weight, RowSquares(parts, n, 1e-5), scale=0.5)
         out = torch.full((rows, n // 2 if self.glu else n), torch.nan, dtype=self.dtype, device=DEVICE)
         work = work or DecodeWork(rows, [(self.d_in, self.ends[-1], len(self.ends))] * 2, self.dtype, DEVICE)
-        work.begin()
+        if lane == 0:
+            work.begin()
         decode_linear(x, self.weight, self.bias_values, out, norm=norm if self.norm else None, glu=self.glu, residual=residual, rank=rank,
-                      work=work.lane(1), stamp=stamp)
+                      work=work.lane(lane), stamp=stamp)
         return (out, stream, residual.squares.parts.T) if residual else (out,)
 
     def exact(self, x: Tensor, stream: Tensor, squares: Tensor, rank: RankRows | None) -> tuple[Tensor, ...]:
@@ -162,6 +165,21 @@ def test_small(form: dict, rows: int, dtype: torch.dtype, seed: int) -> None:
 def test_bits_small(seed: int) -> None:
     few = (2, 15)  # numpy, which multiplies for the interpreter, adds in another order where the shape is another
     _bits(Form(d_in=48, ends=(24, 40), dtype=torch.float32, norm=True, ranks=(16, 8, 24)), few)
+
+
+@interpreted
+@pytest.mark.parametrize("form", SMALL)
+def test_programs_that_run_at_once(form: dict, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have what others make for them when they need it, in whatever order they run: that of their own step and linear."""
+    form = Form(dtype=torch.float32, **form)
+    given, steps = form.inputs(3), [form.rank_rows(mix) for mix in ([{0: 1.0}, {}, {1: 0.5}], [{2: 1.0}] * 3, [{0: -1.0, 1: 2.0}, {}, {}], [{}] * 3)]
+    usual = [form.run(*given, rank) for rank in steps]
+    monkeypatch.setattr(tiles, "_multiprocessors", lambda: 3)
+    work = DecodeWork(3, [(form.d_in, form.ends[-1], len(form.ends))] * len(steps), torch.float32, DEVICE)
+    for resident in (4, 99):
+        with interleaved(seed, resident):
+            for lane, rank in enumerate(steps):
+                assert all(map(torch.equal, usual[lane], form.run(*given, rank, work, lane=lane)))
 
 
 LARGE = [

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from interleaved import interleaved
 from lora_tile_cases import MIXED, tile_case
 from triton_cpu import interpreted, run_interpreted
 
@@ -31,14 +32,17 @@ def rng(seed: int) -> random.Random:
     (1, 64, (150,), (3,), 256, torch.float32),
 ], ids=str)
 def test_kernels(
-    rows: int, d_in: int, ends: tuple[int, ...], ranks: tuple[int, ...], least: int, dtype: torch.dtype, rng: random.Random,
+    rows: int, d_in: int, ends: tuple[int, ...], ranks: tuple[int, ...], least: int, dtype: torch.dtype, seed: int, rng: random.Random,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lora_tiles, "LEAST_DEPTH", least)
     case = tile_case(rng, rows, d_in, ends, ranks, dtype)
     counters = case.tiles.arrivals.numel()
     assert counters >= case.tiles.count * -(-case.tiles.lists[0].most * len(ends) // lora_tiles.UNITS)
-    case.check(case.run(), TOLERANCE[dtype])
+    usual = case.run()
+    case.check(usual, TOLERANCE[dtype])
+    with interleaved(seed, 7):
+        assert torch.equal(usual, case.run())
     assert not case.tiles.arrivals.any()
 
 

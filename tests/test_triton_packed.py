@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from torch import Tensor
+from interleaved import interleaved
 from triton_cpu import interpreted, run_interpreted
 
+from lora_bench.kernels import packed_linear
 from lora_bench.kernels.decode_linear import DecodeWork, Glu, Residual, RowSquares, decode_linear, decode_linear_reference
 from lora_bench.kernels.packed import PackedRows, PackedWeight
 from lora_bench.kernels.packed_linear import packed_square_parts
@@ -209,6 +211,23 @@ SMALL = [
 @pytest.mark.parametrize(("rows", "form"), SMALL)
 def test_against_float64(rows: int, form: dict, seed: int) -> None:
     _check(Form(dtype=torch.float16, **form), rows)
+
+
+@interpreted
+@pytest.mark.parametrize(("rows", "form"), [
+    (3, dict(d_in=1536, kinds=(("Q4_K", 64),), residual=True, ranks=(16, 24))),
+    (2, dict(d_in=1536, kinds=(("Q8_0", 70),), ends=(30, 50, 70), norm=True, ranks=(16, 8))),
+    (9, dict(d_in=1536, kinds=(("Q4_0", 40),), glu="silu", ends=(20, 40), bias=True, ranks=(24,))),
+])
+def test_programs_that_run_at_once(rows: int, form: dict, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the sums of each other when they need them, in whatever order they run."""
+    form = Form(dtype=torch.float16, **form)
+    given, rank = form.inputs(rows), form.rank_rows([{0: 1.0}, *_mixes(rows - 1, len(form.ranks))])
+    usual = form.run(given, rank, rows)
+    monkeypatch.setattr(packed_linear, "RANK_PROGRAMS", 3)
+    for resident in (4, 99):
+        with interleaved(seed, resident):
+            assert all(map(torch.equal, usual, form.run(given, rank, rows)))
 
 
 LARGE = [

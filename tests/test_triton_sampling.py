@@ -5,8 +5,10 @@ import random
 
 import pytest
 import torch
+from interleaved import interleaved
 from triton_cpu import interpreted, run_interpreted
 
+from lora_bench.kernels import device_sampling
 from lora_bench.kernels.device_sampling import DRAW_WORDS, DeviceSampler
 from lora_bench.kernels.sampling import Draw, sample
 
@@ -55,6 +57,16 @@ def _check(rng: random.Random, columns: int, turns: int, dtype: torch.dtype, dev
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_draws_are_those_of_the_cpu(dtype: torch.dtype, seed: int) -> None:
     _check(random.Random(seed), 700, 2, dtype, "cpu")
+
+
+@interpreted
+@pytest.mark.parametrize("rows", [3, 6])
+def test_programs_that_run_at_once(rows: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a row draw from what all of them found, in whatever order they run."""
+    monkeypatch.setattr(device_sampling, "PARTS", 4)
+    for resident in (4, 99):
+        with interleaved(seed, resident):
+            _check(random.Random(seed + resident), 1700, 1, torch.bfloat16, "cpu", rows)
 
 
 @pytest.mark.gpu
