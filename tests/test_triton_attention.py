@@ -56,6 +56,8 @@ def test_decode_of_rows_with_more_stretches(programs: int, seed: int, rng: rando
     work.sums.fill_(float("nan"))
     out, cache = case.run(decode_attention, work)
     check_decode(case, out, cache)
+    work.parts.fill_(float("nan"))
+    work.sums.fill_(float("nan"))
     with interleaved(seed, 7):
         again = case.run(decode_attention, work)
     assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip((out, cache), again, strict=True))
@@ -84,6 +86,8 @@ def test_prefill(heads: int, kv_heads: int, size: int, window: int, scores: Scor
     wide = torch.cat((torch.cat(queries), torch.full((start, 3, size), float("nan"))), 1)
     got = paged_attention(wide[:, :heads], caches[0], pieces, scores)
     torch.testing.assert_close(got.double(), torch.cat(expected), atol=2e-5, rtol=1e-4)
+    pieces.parts.fill_(float("nan"))
+    pieces.sums.fill_(float("nan"))
     with interleaved(seed, 7):
         assert torch.equal(got, paged_attention(wide[:, :heads], caches[0], pieces, scores)) and not pieces.arrived.any()
     alone = paged_attention(queries[2], caches[0], reaches([Span(0, 1, 300, spans[2].runs)], caches, heads, window, scores), scores)

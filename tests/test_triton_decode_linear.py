@@ -75,6 +75,8 @@ class Form:
         work = work or DecodeWork(rows, [(self.d_in, self.ends[-1], len(self.ends))] * 2, self.dtype, DEVICE)
         if lane == 0:
             work.begin()
+        for scratch in (work.lane(lane).h, work.lane(lane).partials, work.lane(lane).added, work.lane(lane).inverses):
+            scratch.fill_(torch.nan)
         decode_linear(x, self.weight, self.bias_values, out, norm=norm if self.norm else None, glu=self.glu, residual=residual, rank=rank,
                       work=work.lane(lane), stamp=stamp)
         return (out, stream, residual.squares.parts.T) if residual else (out,)
