@@ -41,7 +41,7 @@ class _Program(threading.Thread):
 class _Launch:
     def __init__(self, body: Callable[[], None], grid: tuple[int, ...], chance: random.Random, resident: int) -> None:
         self.body, self.failed, self.done = body, None, threading.Event()
-        self.chance, self._turns, self._seen = chance, 0, chance.choice((0.02, 0.3))
+        self.chance, self._turns, self._seen = chance, 0, chance.choice((0.001, 0.1))
         self._coming = [_Program(self, place) for place in product(*map(range, grid))]
         self._left: list[_Program] = []
         self._here: list[_Program] = []
