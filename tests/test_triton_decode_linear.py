@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch import Tensor
 from interleaved import interleaved
+from torch import Tensor
 from triton_cpu import interpreted, run_interpreted
 
 from lora_bench.kernels import tiles
@@ -174,7 +174,8 @@ def test_bits_small(seed: int) -> None:
 def test_programs_that_run_at_once(form: dict, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have what others make for them when they need it, in whatever order they run: that of their own step and linear."""
     form = Form(dtype=torch.float32, **form)
-    given, steps = form.inputs(3), [form.rank_rows(mix) for mix in ([{0: 1.0}, {}, {1: 0.5}], [{2: 1.0}] * 3, [{0: -1.0, 1: 2.0}, {}, {}], [{}] * 3)]
+    mixes = [{0: 1.0}, {}, {1: 0.5}], [{2: 1.0}] * 3, [{0: -1.0, 1: 2.0}, {}, {}], [{}] * 3
+    given, steps = form.inputs(3), [form.rank_rows(mix) for mix in mixes]
     usual = [form.run(*given, rank) for rank in steps]
     monkeypatch.setattr(tiles, "_multiprocessors", lambda: 3)
     work = DecodeWork(3, [(form.d_in, form.ends[-1], len(form.ends))] * len(steps), torch.float32, DEVICE)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch import Tensor
 from interleaved import interleaved
+from torch import Tensor
 from triton_cpu import interpreted, run_interpreted
 
 from lora_bench.kernels import packed_linear
