@@ -107,7 +107,8 @@ def _top(scaled: Tensor, draws: Sequence[Draw], top_p: Tensor) -> Tensor:
         scaled = scaled.masked_fill(bounded & (scaled < least), -torch.inf)
     if all(draw.top_p >= 1.0 for draw in draws):
         return scaled
-    ordered = torch.topk(scaled, int((scaled > -torch.inf).sum(-1).max()), dim=-1).values
+    kept = max(1, int((scaled > -torch.inf).sum(-1).max()))  # none of rows that are not finite
+    ordered = torch.topk(scaled, kept, dim=-1).values
     probabilities = ordered.softmax(-1)
     within = (probabilities.cumsum(-1) - probabilities < top_p) | (top_p >= 1.0)
     within[:, 0] = True

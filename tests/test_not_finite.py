@@ -93,9 +93,9 @@ class Bench:
         self.engine = Engine(self.events.append)
         self.engine.load_model(LoadModel(str(base), device="cpu", dtype=dtype))
 
-    def failure(self, *mix: AdapterUse) -> str:
+    def failure(self, *mix: AdapterUse, **sampling: float) -> str:
         """Why a request fails."""
-        self.engine.submit(Generate(1, TokenIds((5, 6, 7)), mix, Sampling(max_tokens=3)))
+        self.engine.submit(Generate(1, TokenIds((5, 6, 7)), mix, Sampling(max_tokens=3, **sampling)))
         while self.engine.step():
             pass
         return next(event.message for event in self.events if isinstance(event, RequestFailed))
@@ -140,10 +140,11 @@ def test_attention_hides_no_bad_query(head: int, rows: int, before: int) -> None
         assert not out[-1].isfinite().all() and out[:-1].isfinite().all()
 
 
-def test_what_overflows_in_one_head_is_said(tiny_folder: Callable, tiny_tensors: dict) -> None:
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 0.8, "top_k": 5}], ids=str)
+def test_what_overflows_in_one_head_is_said(sampling: dict, tiny_folder: Callable, tiny_tensors: dict) -> None:
     """Finite weights whose products are not: the request fails in words, also where a prompt is one token."""
     big = tiny_tensors["layers.0.self_attn.q_proj.weight"].clone()
     big[:6] = torch.where(big[:6] > 0, 3e38, -3e38)
     bench = Bench(tiny_folder(tensors={"model.layers.0.self_attn.q_proj.weight": big}))
     assert bench.engine.logits([5]).isnan().any()
-    assert "numbers that are not finite" in bench.failure()
+    assert "numbers that are not finite" in bench.failure(**sampling)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 import torch
 
 from lora_bench.kernels.device_sampling import DRAW_WORDS, DeviceSampler
@@ -74,6 +75,15 @@ def test_a_row_alone_and_in_a_batch_draw_the_same() -> None:
     alone = [sample(logits[i : i + 1], [draw])[0] for i, draw in enumerate(draws)]
     assert sample(logits, draws) == alone
     assert sample(logits.flip(0), draws[::-1]) == alone[::-1]
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 2, "top_p": 0.0, "min_p": 0.9}], ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("count", [1, 4])
+def test_rows_of_which_none_is_finite_are_marked(settings: dict, bad: float, count: int) -> None:
+    one = torch.cat((torch.full((1, count), bad), LOGITS), 1)
+    assert sample(one, [Draw(temperature=0.7, **settings)]) == [-1]
+    assert sample(one[:, :count].repeat(3, 1), [Draw(temperature=0.7, **settings)] * 3) == [-1] * 3
 
 
 def test_a_row_that_is_not_finite_is_marked_and_harms_no_other() -> None:
