@@ -93,8 +93,8 @@ def test_an_invocation_that_the_model_writes_is_acted_on_where_that_was_asked_fo
     bench.submit(1, TokenIds(prompt))
     bench.run()
     base = bench.ids(1)
-    text = (prompt[-1], *base)
-    at = next(i for i in range(3, 15) if base[i : i + 2] not in [text[j : j + 2] for j in range(i + 1)])
+    text = (*prompt, *base)
+    at = next(i for i in range(3, 15) if base[i : i + 2] not in [text[j : j + 2] for j in range(len(prompt) + i)])
     word = _word(bench, base[at : at + 2])
     assert tuple(bench.engine.model.tokenizer.encode(word, special=True)) == base[at : at + 2]
     bench.engine.set_invocation("one", word)
