@@ -1,7 +1,7 @@
 """The engine while replies are changed: another mix, an invocation that the model writes; and what is brought in for those that wait."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from engine_bench import ONE, TWO, Bench, random_ids
 
@@ -84,19 +84,26 @@ def test_what_a_splice_left_is_found_only_as_it_was_computed(make: Make) -> None
 
 
 # -- invocations in a reply ---------------------------------------------------------------------------
-def _word(bench: Bench, ids: Sequence[int]) -> str:
-    return bench.engine.model.tokenizer.decode(ids, special=True)
+def _written(bench: Bench, end: int) -> tuple[tuple[int, ...], tuple[int, ...], int, str]:
+    """A prompt of 30 tokens, the base's reply, and where before its token `end` a word of two tokens stands in it for the first time."""
+    encode, decode = bench.engine.model.tokenizer.encode, bench.engine.model.tokenizer.decode
+    for number in range(100, 120):
+        prompt = random_ids(30, number)
+        bench.submit(number, TokenIds(prompt))
+        bench.run()
+        base = bench.ids(number)
+        text = (*prompt, *base)
+        for at in range(3, end):
+            pair = base[at : at + 2]
+            word = decode(pair, special=True)
+            if pair not in [text[j : j + 2] for j in range(30 + at)] and tuple(encode(word, special=True)) == pair:
+                return prompt, base, at, word
+    raise AssertionError("every reply repeats itself from its beginning")
 
 
 def test_an_invocation_that_the_model_writes_is_acted_on_where_that_was_asked_for(make: Make) -> None:
-    bench, prompt = make(), random_ids(30)
-    bench.submit(1, TokenIds(prompt))
-    bench.run()
-    base = bench.ids(1)
-    text = (*prompt, *base)
-    at = next(i for i in range(3, 15) if base[i : i + 2] not in [text[j : j + 2] for j in range(len(prompt) + i)])
-    word = _word(bench, base[at : at + 2])
-    assert tuple(bench.engine.model.tokenizer.encode(word, special=True)) == base[at : at + 2]
+    bench = make()
+    prompt, base, at, word = _written(bench, 15)
     bench.engine.set_invocation("one", word)
     bench.submit(2, TokenIds(prompt), ONE)
     bench.run()
@@ -118,16 +125,13 @@ def test_an_invocation_that_the_model_writes_is_acted_on_where_that_was_asked_fo
 
 
 def test_a_new_scale_after_an_invocation_fired_keeps_where_it_acts(make: Make) -> None:
-    bench, prompt = make(), random_ids(30)
-    bench.submit(1, TokenIds(prompt))
-    bench.run()
-    base = bench.ids(1)
-    text = (*prompt, *base)
-    at = next(i for i in range(3, 12) if base[i : i + 2] not in [text[j : j + 2] for j in range(len(prompt) + i)])
-    bench.engine.set_invocation("one", _word(bench, base[at : at + 2]), in_reply=True)
+    bench = make()
+    prompt, _, _, word = _written(bench, 12)
+    finished = bench.of(RequestFinished)
+    bench.engine.set_invocation("one", word, in_reply=True)
     bench.submit(2, TokenIds(prompt), ONE)
     while not bench.of(InvocationFired):
-        assert not bench.of(RequestFinished)[1:]
+        assert bench.of(RequestFinished) == finished
         bench.run(1)
     bench.run(2)
     bench.engine.set_mix((AdapterUse("one", 0.8),), (2,))
