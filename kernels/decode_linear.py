@@ -66,9 +66,8 @@ class LinearWork:
     """fp32 [rows, d_out]: H B^T"""
     inverses: Tensor
     """fp32 [rows]: 1 / rms"""
-    arrivals: Tensor
-    """int32, zero when a step begins: programs of a packed matrix that are done with a tile"""
     sums: Tensor
+    """int32, zero between launches: sums that programs of a packed matrix hand over (handover.py)"""
 
 
 class DecodeWork:
@@ -81,11 +80,8 @@ class DecodeWork:
     ) -> None:
         row_tile, tiles = row_tiles(rows)
         places = tiles * MAX_PAGES * max(slices for _, _, slices in linears)
-        cells, sums = (max(counts, default=0) for counts in zip(*(packed_scratch(weight, rows) for weight in packed), strict=True)) \
-            if packed else (0, 0)
-        self._cells = 4 + places
-        self._counters = torch.zeros(len(linears), self._cells + -(-cells // 4) * 4, dtype=torch.int32, device=device)
-        self._sums = torch.empty(sums, dtype=torch.float32, device=device)
+        self._counters = torch.zeros(len(linears), 4 + places, dtype=torch.int32, device=device)
+        self._sums = torch.zeros(max((packed_scratch(weight, rows) for weight in packed), default=0), dtype=torch.int32, device=device)
         self._h = torch.empty(places * row_tile * 16, dtype=dtype, device=device)
         parts = max(slices * -(-d_in // min(packed_rank_depth(d_in), linear_tile(d_in, d_in, False, dtype.itemsize, rows).rank_depth))
                     for d_in, _, slices in linears)
@@ -99,9 +95,7 @@ class DecodeWork:
 
     def lane(self, index: int) -> LinearWork:
         """Of the linear at `index` in the step."""
-        counters = self._counters[index]
-        return LinearWork(counters[: self._cells], self._h, self._partials, self._added, self._inverses,
-                          counters[self._cells :], self._sums)
+        return LinearWork(self._counters[index], self._h, self._partials, self._added, self._inverses, self._sums)
 
 
 def decode_linear(

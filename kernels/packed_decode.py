@@ -9,6 +9,7 @@ made of rank rows beside them (rank_programs.py).
 # No `from __future__ import annotations` here: Triton reads the annotations of kernels.
 from .decode_linear_triton import gated
 from .early import begin, let_next_begin, prefetch
+from .handover import gathered, put
 from .rank_programs import rank_ready, rank_tasks, row_sums
 from .triton_compat import tl, triton
 from .unpack_codes import codes, constant, field_addresses, half, scale_words, signed_bytes, small_number
@@ -155,9 +156,9 @@ def _product(
     return _classes(acc, BN, BT, G)
 
 
-@triton.jit(do_not_specialize=["rows", "parts_row", "weights_row"], do_not_specialize_on_alignment=["counters", "arrivals", "stamp"])
+@triton.jit(do_not_specialize=["rows", "parts_row", "weights_row"], do_not_specialize_on_alignment=["counters", "stamp"])
 def packed_kernel(
-    x, data0, data1, data2, bias, out, parts, stream, next_weight, parts_out, sums, arrivals, a, b, pages, row_weights, h, partials,
+    x, data0, data1, data2, bias, out, parts, stream, next_weight, parts_out, sums, a, b, pages, row_weights, h, partials,
     counters, stamp, rows, x_row, out_row, parts_row, weights_row, a_page, b_page, width, eps, scale,
     K: tl.constexpr, ROWS0: tl.constexpr, ROWS1: tl.constexpr, ROWS2: tl.constexpr,
     BITS0: tl.constexpr, KIND0: tl.constexpr, MINIMA0: tl.constexpr, ZERO0: tl.constexpr,
@@ -220,13 +221,11 @@ def packed_kernel(
         last = True
         if SPLIT > 1:
             part = sums + cell * (SPLIT * BN * BT) + tl.arange(0, BN)[:, None] * BT + tl.arange(0, BT)[None, :]
-            tl.store(part + split * (BN * BT), y)
-            tl.debug_barrier()
-            last = tl.atomic_add(arrivals + cell, 1, sem="acq_rel") == SPLIT - 1
+            last = split == SPLIT - 1
             if last:
-                y = tl.load(part, cache_modifier=".cg")
-                for other in tl.static_range(1, SPLIT):
-                    y += tl.load(part + other * (BN * BT), cache_modifier=".cg")
+                y = gathered(part, y, SPLIT - 1, BN * BT)
+            else:
+                put(part + split * (BN * BT), y)
         if last:
             if RANK:
                 if count > 0:

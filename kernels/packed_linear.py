@@ -72,14 +72,14 @@ def packed_square_parts(weight: RepackedWeight) -> int:
     return sum(part.padded for part in weight.parts) // TILE_ROWS
 
 
-def packed_scratch(weight: RepackedWeight, rows: int) -> tuple[int, int]:
-    """(arrivals, sums) that a step of up to `rows` rows needs: int32 that are zero when it begins, and fp32."""
-    most = [0, 0]
+def packed_scratch(weight: RepackedWeight, rows: int) -> int:
+    """How many fp32 sums programs of a step of up to `rows` rows hand to each other."""
+    most = 0
     for count in {min(rows, step) for step in (2, 4, 8, rows)}:
         tile = packed_tile(weight, count)
-        cells = sum(part.padded for part in weight.parts) // tile.columns * -(-count // tile.rows)
-        most = [max(most[0], cells), max(most[1], cells * tile.split * tile.columns * tile.rows)]
-    return most[0], most[1]
+        if tile.split > 1:
+            most = max(most, sum(part.padded for part in weight.parts) * tile.split * tile.rows * -(-count // tile.rows))
+    return most
 
 
 def packed_linear(
@@ -105,7 +105,7 @@ def packed_linear(
                   f"ZERO{index}": part.order.zero if part else 0}
     packed_kernel[(programs + tiles * cuts * tile.split,)](
         x, *(part and part.data for part in some), bias, out, norm and norm.parts, residual and residual.stream,
-        residual and residual.next_weight, squares and squares.parts, work.sums, work.arrivals,
+        residual and residual.next_weight, squares and squares.parts, work.sums,
         pool and pool.a[:, rank.layer], pool and pool.b[:, rank.layer], rank and rank.pages, rank and rank.weights, work.h, work.partials,
         work.counters, stamp and stamp[0][stamp[1] :],
         rows, x.stride(0), out.stride(0), parts.parts.stride(0) if parts else 0,

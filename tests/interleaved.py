@@ -55,12 +55,12 @@ class _Launch:
         _builder().set_grid_idx(*program.place)
         self.now = program
 
-    def take_turns(self) -> _Program:
-        """Before this program touches memory others may; the program."""
+    def take_turns(self, waits: bool = False) -> _Program:
+        """Before this program touches memory others may; the program. Where it `waits` for what is stored, that is seen sooner."""
         own, other = self.now, self._next()
         self._turns += 1
         for program in (*self._here, *self._left):
-            if program.stored and self.chance.random() < self._seen:
+            if program.stored and self.chance.random() < (max(self._seen, 0.05) if waits else self._seen):
                 _store(*program.stored.pop(self.chance.randrange(len(program.stored))))
         if other is not own:
             other.turn.release()
@@ -122,7 +122,7 @@ def interleaved(seed: int, resident: int) -> Iterator[None]:
     usual = {name: getattr(builder, name) for name in ("create_masked_load", "create_masked_store", "create_atomic_rmw")}
 
     def load(ptrs: Any, mask: Any, *rest: Any) -> Any:
-        flush(launches[-1].take_turns(), ptrs.data[mask.data])
+        flush(launches[-1].take_turns(waits=bool(rest[-1])), ptrs.data[mask.data])  # who waits reads as volatile
         return usual["create_masked_load"](ptrs, mask, *rest)
 
     def store(ptrs: Any, value: Any, mask: Any, *rest: Any) -> None:

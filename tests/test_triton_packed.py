@@ -97,10 +97,11 @@ class Form:
         out = torch.full((rows, self.n // 2 if self.glu else self.n), torch.nan, dtype=self.dtype, device=DEVICE)
         work = DecodeWork(rows, [(self.d_in, self.ends[-1], len(self.ends))] * 2, self.dtype, DEVICE, [self.weight])
         work.begin()
-        for scratch in (work.lane(1).h, work.lane(1).partials, work.lane(1).sums):
+        for scratch in (work.lane(1).h, work.lane(1).partials):
             scratch.fill_(torch.nan)
         decode_linear(x, self.weight, self.bias_values, out, norm=RowSquares(squares, self.d_in, 1e-5) if self.norm else None,
                       glu=self.glu, residual=residual, rank=rank, work=work.lane(1))
+        assert not work.lane(1).sums.any()
         return (out, stream, parts.T) if residual else (out,)
 
     def exact(self, given: tuple[Tensor, Tensor, Tensor], rank: RankRows | None) -> tuple[Tensor, ...]:
