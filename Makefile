@@ -75,7 +75,7 @@ $(VENV)/.run: pyproject.toml $(PY)
 
 $(VENV)/.test: pyproject.toml $(PY)
 	@echo "installing lora-bench and its test tools into $(VENV) (once)"
-	$(PIP) --no-compile -e '.[test]'  # of the tools most is never imported: what is, Python compiles then
+	$(PIP) -e '.[test]'
 	touch $(VENV)/.run $@
 
 clean:
