@@ -11,8 +11,6 @@ PIP := $(PY) -m pip install --disable-pip-version-check
 run: $(VENV)/.run
 	@exec $(VENV)/bin/lora-bench $(ARGS)
 
-# Python may keep what it compiled, whatever the environment says: tests begin hundreds of processes.
-test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.test
 	@$(PY) -m pytest $(ARGS)
 
